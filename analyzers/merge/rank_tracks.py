@@ -10,7 +10,11 @@ import numpy as np
 from perfscope.analyzers.cached import read_trace
 from perfscope.analyzers.merge.pftrace import BYTES, COUNT, Args, PacketSequence, Slices
 from perfscope.analyzers.merge.rank_view import Counter, RankView
-from perfscope.analyzers.rank.collectives.communication import device_communication, host_communication_rows
+from perfscope.analyzers.rank.collectives.communication import (
+    device_communication,
+    host_communication_rows,
+    in_order_of_collectives,
+)
 from perfscope.analyzers.rank.host_activity import loader_rows, training_threads
 from perfscope.analyzers.rank.launches import DeviceWork, device_work
 from perfscope.frozen import dataclass
@@ -138,8 +142,9 @@ class _TrackWriter:
     def _kernel_names(self) -> dict[int, str]:
         """Row of the rank's ``Collectives`` -> name of the kernel; empty without a device."""
         work, trace = self._work, self._trace
-        chosen = np.flatnonzero(device_communication(trace, work)) if len(work) else np.empty(0, dtype=np.int64)
-        order = chosen[np.lexsort((work.end_ns[chosen], work.start_ns[chosen]))]
+        order = np.empty(0, dtype=np.int64)
+        if len(work):
+            order = in_order_of_collectives(work, device_communication(trace, work))
         wanted = self._view.communication.row
         return {row: trace.name_of(int(work.row[order[row]])) for row in wanted.tolist() if row < len(order)}
 

@@ -51,6 +51,9 @@ QUEUED_NS: Final = 20_000
 """Queued work starts within this time of what it waits for. In ten recordings (A100, H100, V100, MI300X) it took at
 most 18 µs; in one of which only a sample of the kernels was stored, 25 % of the step is idle for longer."""
 
+_MANY: Final = 20
+"""Gaps between queued work from which their usual length is known."""
+
 _NODE_LATENCY_NS: Final = 5_000
 """Between two nodes of a graph a device is idle for 1 to 3 µs; longer, and something unrecorded runs."""
 
@@ -136,6 +139,16 @@ def idle_layers(
         (TimeCategory.LAUNCH, found.whole(found.awaited & (found.call != NONE)).subtract(before)),
     ]
     return [*layers, (TimeCategory.HOST, before)] if len(host.threads) else layers
+
+
+def queued_gap_ns(trace: Trace, work: DeviceWork, gaps: Intervals) -> int:
+    """What a device is idle for between two pieces of work of which the second is queued (median): some 1 µs. Work that
+    had to wait for its launch would begin no sooner behind the work before it. 0 where too few were queued.
+    """
+    found = _Gaps.of(trace, work, gaps)
+    lengths = (found.end_ns - found.start_ns)[found.queued]
+    lengths = lengths[lengths <= QUEUED_NS]
+    return int(np.median(lengths)) if len(lengths) >= _MANY else 0
 
 
 def idle_by_sync(trace: Trace, work: DeviceWork, host: HostActivity, gaps: Intervals) -> SyncDelays:

@@ -7,7 +7,9 @@ from typing import Final
 
 import numpy as np
 
+from perfscope.analyzers.rank.collectives.buffer_copies import BufferCopies
 from perfscope.analyzers.rank.collectives.collectives import Collectives
+from perfscope.analyzers.rank.collectives.communication import in_order_of_collectives
 from perfscope.analyzers.rank.extra.extra_work import cost_of_issuing
 from perfscope.analyzers.rank.host_activity import COLLECTING, LIMIT, HostActivity
 from perfscope.analyzers.rank.host_lane import LATER, OF_DEVICE, OF_HOST, HostLane, HostTime, HostWaits
@@ -38,22 +40,22 @@ _MOST_UNKNOWN: Final = 0.5
 
 
 def host_lane(
-    trace: Trace, work: DeviceWork, is_communication: Bool, host: HostActivity, queue: Intervals,
+    trace: Trace, work: DeviceWork, is_communication: Bool, copies: BufferCopies, host: HostActivity, queue: Intervals,
     collectives: Collectives, own: Timeline, steps: Steps,
 ) -> HostLane | None:  # fmt: skip
     """The lane of one rank; ``own`` is its own timeline, ``queue`` its ``full_queue``. None where too few launches are
     recorded.
     """
-    mine = np.flatnonzero(~is_communication)
+    mine = np.flatnonzero(~is_communication & ~copies.is_copy)
     if len(mine) == 0 or (work.launch[mine] == NONE).mean() > _MOST_UNKNOWN:
         return None
-    return _Builder(trace, work, mine, is_communication, host, queue, collectives, own, steps).lane()
+    return _Builder(trace, work, mine, is_communication, copies, host, queue, collectives, own, steps).lane()
 
 
 class _Builder:
     def __init__(
-        self, trace: Trace, work: DeviceWork, mine: Int64, is_communication: Bool, host: HostActivity,
-        queue: Intervals, collectives: Collectives, own: Timeline, steps: Steps,
+        self, trace: Trace, work: DeviceWork, mine: Int64, is_communication: Bool, copies: BufferCopies,
+        host: HostActivity, queue: Intervals, collectives: Collectives, own: Timeline, steps: Steps,
     ) -> None:  # fmt: skip
         self._host, self._collectives, self._own, self._steps = host, collectives, own, steps
         index = np.arange(len(mine))
@@ -66,9 +68,11 @@ class _Builder:
         self._gap = np.concatenate(([False], self._start[1:] > ended[:-1]))
         self._end = np.minimum(ended, np.append(self._start[1:], LATER))
         is_event = trace.names_where(_EVENT_CALL.search, host.blocked_row)
+        by_end = np.argsort(host.blocked_end_ns, kind="stable")
+        self._copied = _places_of(work.launch[mine], host.blocked_row[by_end])
         limits = trace.rows(Category.ANNOTATION, named=_LIMIT.match, threads=host.threads)
         self._limits = Intervals.of_rows(trace, limits)
-        self._of_event = is_event[np.argsort(host.blocked_end_ns, kind="stable")]
+        self._of_event = is_event[by_end]
         calls = work.launch[mine][work.launch[mine] != NONE]
         calls = calls[~queue.covers(trace.start_ns[calls])]
         self._call_ns = int(np.median(trace.duration_ns[calls])) if len(calls) else 0
@@ -77,13 +81,12 @@ class _Builder:
         launched = work.launch != NONE
         passed = work.start_ns[launched] - trace.start_ns[work.launch[launched]]
         self._least_ns = min(max(int(passed.min()), 0), _PROMPT_NS)
-        chosen = np.flatnonzero(is_communication)
-        chosen = chosen[np.lexsort((work.end_ns[chosen], work.start_ns[chosen]))]
+        chosen = in_order_of_collectives(work, is_communication)
         known = work.launch[chosen] != NONE
         self._issued = np.where(known, trace.start_ns[work.launch[chosen]], NONE)
         self._called = np.where(known, trace.ends_ns(work.launch[chosen]), NONE)
         self._cost = cost_of_issuing(trace, host, self._issued, self._called)
-        self._behind = self._behind_events()
+        self._behind = self._behind_events(copies)
 
     def lane(self) -> HostLane:
         waits, waiting = self._waits()
@@ -184,9 +187,10 @@ class _Builder:
         length = (int(self._start[-1]) - int(self._start[0])) // (_BLOCKS * max(len(self._steps), 1))
         return time_ns // max(length, 1)
 
-    def _behind_events(self) -> Int64:
+    def _behind_events(self, copies: BufferCopies) -> Int64:
         """``HostLane.behind_ns``: of a collective that could have started, but did so only as such work ended, and no
-        other collective. FSDP's gathers wait for the unit before to have copied its parameters out of their buffer.
+        other collective. FSDP's gathers wait for the unit before to have copied its parameters out of their buffer. And
+        of one whose buffer could have been filled earlier (``BufferCopies``), for the work in front of these copies.
         """
         own = self._collectives
         able = np.maximum(self._called, _end_before(own))
@@ -197,6 +201,9 @@ class _Builder:
         other = np.append(NEVER, ended)[np.searchsorted(ended, own.start_ns, side="right")]
         earlier = place < np.searchsorted(self._at, self._issued, side="left") - 1
         behind = np.where((self._issued != NONE) & waited & earlier & (other < end), at + 1, NONE)
+        before = np.searchsorted(self._at, copies.launched_ns, side="left") - 1
+        filled = (copies.launched_ns != NONE) & (before >= 0)
+        behind = np.where(filled, self._at[np.maximum(before, 0)] + 1, behind)
         return _in_order(behind, self._issued, own.stream)
 
     def _queue_waits(self) -> HostWaits:
@@ -267,6 +274,7 @@ class _Builder:
         begin, until = self._host.blocked_by_end()
         before = np.searchsorted(self._at, begin + 1, side="left") - 1
         place = np.minimum(np.searchsorted(self._end, until, side="right") - 1, before)
+        place = np.where(self._is_copying(until), self._copied, place)
         limit = self._limits.covers(begin)
         place, recent = self._before_gathers(place, limit, begin, until) if limit.any() else (place, limit)
         own_end = np.where(place >= 0, self._end[np.maximum(place, 0)], NEVER)
@@ -301,6 +309,15 @@ class _Builder:
             Intervals.of(begin[waited | unseen] + 1, until[waited | unseen]),
         )
 
+    def _is_copying(self, until_ns: Int64) -> Bool:
+        """Which of the blocking calls return while the device still does what they told it to: one that copies from
+        pageable memory first copies to a buffer, and returns when that is done (CUDA Runtime API, "API synchronization
+        behavior").
+        """
+        copied = np.maximum(self._copied, 0)
+        running = (self._start[copied] < until_ns) & (self._end[copied] > until_ns)
+        return np.asarray((self._copied != NONE) & running, dtype=np.bool_)
+
     def _before_gathers(self, place: Int64, limit: Bool, begin: Int64, until: Int64) -> tuple[Int64, Bool]:
         """(``place`` of the work that each call waited for, is it too recent for FSDP's ``limit``?). A gather leaves
         two freed units, so it waits for work of before the gather in front of it. The host goes on some time after that
@@ -317,6 +334,14 @@ class _Builder:
         gathers = np.array([kind == "all_gather" for kind in own.kinds], dtype=np.bool_)[own.kind]
         issued = np.append(NEVER, np.sort(self._issued[gathers & (self._issued != NONE)]))
         return np.searchsorted(self._at, issued[np.searchsorted(issued, time_ns) - 1]) - 1
+
+
+def _places_of(rows: Int64, chosen: Int64) -> Int64:
+    """The last place of each chosen row among ``rows``; NONE where it is not there."""
+    order = np.argsort(rows, kind="stable")
+    place = np.searchsorted(rows[order], chosen, side="right") - 1
+    found = order[np.maximum(place, 0)]
+    return np.where((place >= 0) & (rows[found] == chosen), found, NONE)
 
 
 def _end_before(collectives: Collectives) -> Int64:

@@ -16,11 +16,12 @@ from typing import Final
 
 import numpy as np
 
+from perfscope.analyzers.rank.collectives.buffer_copies import BufferCopies, waiting_copies
 from perfscope.analyzers.rank.collectives.collectives import POINT_TO_POINT, Collectives
-from perfscope.analyzers.rank.collectives.communication import device_communication
+from perfscope.analyzers.rank.collectives.communication import device_communication, in_order_of_collectives
 from perfscope.analyzers.rank.host_activity import HostActivity
 from perfscope.analyzers.rank.host_lane import LATER, HostLane
-from perfscope.analyzers.rank.idle import LATENCY_NS, QUEUED_NS, idle_layers
+from perfscope.analyzers.rank.idle import LATENCY_NS, QUEUED_NS, idle_layers, queued_gap_ns
 from perfscope.analyzers.rank.intervals import Intervals
 from perfscope.analyzers.rank.launch_order import host_lane
 from perfscope.analyzers.rank.launches import DeviceWork, full_queue
@@ -65,31 +66,37 @@ def progress(
     busy = steps.host_end_ns - steps.host_start_ns - away.within(steps.host_start_ns, steps.host_end_ns)
     if work.made_up or (steps.marked and not len(trace.rows(Category.CPU_OP, Category.RUNTIME, Category.PYTHON))):
         busy = np.zeros_like(busy)  # nothing shows what the host did in its step
+    copy_ns = np.zeros(len(collectives), dtype=np.int64)
     if len(timeline) == 0:
         # Nothing in the window has a duration.
         nothing = np.empty(0, dtype=np.int64)
         none = np.zeros(len(steps), dtype=np.int64)
-        return Progress(timeline, nothing, collectives.start_ns, none, none, np.zeros(len(steps), dtype=np.bool_), busy)
+        late = np.zeros(len(steps), dtype=np.bool_)
+        return Progress(timeline, nothing, collectives.start_ns, none, none, late, busy, copy_ns)
     if len(work) == 0:
         own = _own_timeline_of_threads(host, collectives, timeline, _turns_ns(trace, host, collectives))
         none = np.zeros(len(steps), dtype=np.int64)
         ready = _issued_at(trace, host, collectives)
-        return Progress(own, _blockers(own, collectives), ready, none, none, np.ones(len(steps), dtype=np.bool_), busy)
+        late = np.ones(len(steps), dtype=np.bool_)
+        return Progress(own, _blockers(own, collectives), ready, none, none, late, busy, copy_ns)
     is_communication = device_communication(trace, work)
-    own_work = work.part(~is_communication)
+    copies = waiting_copies(trace, work, is_communication)
+    not_own = is_communication | copies.is_copy
+    own_work = work.part(~not_own)
     own = _own_timeline(trace, own_work, host, collectives, timeline)
     first = np.minimum(np.searchsorted(work.start_ns, steps.start_ns), len(work) - 1)
     launched = work.launch_start_ns(trace)[first]
     behind = work.start_ns[first] - launched
-    lane = host_lane(trace, work, is_communication, host, queue, collectives, own, steps)
+    lane = host_lane(trace, work, is_communication, copies, host, queue, collectives, own, steps)
     return Progress(
         own=own,
         blocker=_blockers(own, collectives),
-        ready_ns=_ready(trace, work, is_communication, collectives, lane),
+        ready_ns=_ready(trace, work, is_communication, copies, collectives, lane),
         lead_ns=launched - steps.host_start_ns,
         behind_ns=behind,
         late=(work.launch[first] != NONE) & (behind < LATENCY_NS),
         host_busy_ns=busy,
+        copy_ns=copies.took_ns,
         host=lane,
     )
 
@@ -105,9 +112,15 @@ def _own_timeline(
         (TimeCategory.COMPUTE, own.time_of(is_kernel)),
         (TimeCategory.COPY, own.time_of(~is_kernel)),
         (TimeCategory.COMM_TRANSFER, blocked),
+        (TimeCategory.DEPENDENCY, _turnarounds(trace, own, gaps)),
         *idle_layers(trace, own, host, gaps.subtract(blocked)),
     ]
     return Timeline.of(begin, end, layers, TimeCategory.UNKNOWN)
+
+
+def _turnarounds(trace: Trace, own: DeviceWork, gaps: Intervals) -> Intervals:
+    """What a device would be idle for in each gap if the work behind it had been launched earlier."""
+    return Intervals.of(gaps.start_ns, np.minimum(gaps.start_ns + queued_gap_ns(trace, own, gaps), gaps.end_ns))
 
 
 def _own_timeline_of_threads(
@@ -292,28 +305,31 @@ def _last_until(ascending: Int64, time_ns: Int64) -> Int64:
 
 
 def _ready(
-    trace: Trace, work: DeviceWork, is_communication: Bool, collectives: Collectives, lane: HostLane | None
-) -> Int64:
+    trace: Trace, work: DeviceWork, is_communication: Bool, copies: BufferCopies, collectives: Collectives,
+    lane: HostLane | None,
+) -> Int64:  # fmt: skip
     """When each communication kernel had been launched and the compute kernel launched last before it had ended.
 
     A kernel that started before that compute kernel's end did not need it (a prefetch): only its launch counts, and
-    what it waited for instead (``HostLane.behind_ns``). On one stream none is ready before those in front of it, so
+    what it waited for instead (``HostLane.behind_ns``). Copies into its buffer that waited for another collective take
+    the time from there to when it was ready. On one stream none is ready before those in front of it, so
     that all ranks issue them in one order.
     """
-    chosen = np.flatnonzero(is_communication)
-    chosen = chosen[np.lexsort((work.end_ns[chosen], work.start_ns[chosen]))]
+    chosen = in_order_of_collectives(work, is_communication)
     launch = work.launch[chosen]
     called = np.where(launch == NONE, _queued_on_device(work, is_communication, collectives), trace.ends_ns(launch))
     ready = np.minimum(called, work.start_ns[chosen])
-    kernels = np.flatnonzero(~is_communication & (work.launch != NONE) & (trace.category[work.row] == Category.KERNEL))
+    is_own = ~is_communication & ~copies.is_copy
+    kernels = np.flatnonzero(is_own & (work.launch != NONE) & (trace.category[work.row] == Category.KERNEL))
     if len(kernels):
         kernels = kernels[np.argsort(trace.start_ns[work.launch[kernels]], kind="stable")]
         before = np.searchsorted(trace.start_ns[work.launch[kernels]], work.launch_start_ns(trace)[chosen]) - 1
         tail = np.where(before >= 0, work.end_ns[kernels[np.maximum(before, 0)]], ready)
         needed = (launch != NONE) & (tail <= collectives.start_ns + _ROUNDED_NS)
         ready = np.where(needed, np.maximum(ready, np.minimum(tail, collectives.start_ns)), ready)
+    ready = np.minimum(ready + copies.took_ns, collectives.start_ns)
     if lane is not None:
-        awaited = np.minimum(lane.done_ns(lane.behind_ns), collectives.start_ns)
+        awaited = np.minimum(lane.done_ns(lane.behind_ns) + copies.took_ns, collectives.start_ns)
         ready = np.where(lane.behind_ns != NONE, np.maximum(ready, awaited), ready)
     for stream in distinct(collectives.stream).tolist():
         of_stream = np.flatnonzero(collectives.stream == stream)

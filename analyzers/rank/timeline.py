@@ -108,6 +108,9 @@ class Progress:
     ``host_busy_ns`` is, for each step, the host's time outside the loader and blocking calls, 0 where nothing shows it:
     a lower bound of the step, however fast the device.
 
+    ``copy_ns`` is, for each collective, what the copies into its buffer take that waited for another collective
+    (``BufferCopies``): no part of ``own``.
+
     ``host`` is the rank's host beside its device; None on a rank without device work, or where its launches are not
     recorded.
     """
@@ -119,6 +122,7 @@ class Progress:
     behind_ns: Int64
     late: Bool
     host_busy_ns: Int64
+    copy_ns: Int64
     host: HostLane | None = None
 
     @property

@@ -74,7 +74,7 @@ class RankOpNumbers:
         ended[known] = matched.ended_ns[line[known]]
         ready = clocks.to_common(rank, ready_own)
         previous, able = _follow(own.stream[row], ready, start, end)
-        after = _awaited(able, start, end)
+        after = _awaited(able, start - partial.progress.copy_ns[row], end)
         number = self._numbered + np.arange(len(row))
         self._numbered += len(row)
         self._alone += alone
@@ -138,7 +138,8 @@ def _follow(stream: Int64, ready_ns: Int64, start_ns: Int64, end_ns: Int64) -> t
 
 def _awaited(able_ns: Int64, start_ns: Int64, end_ns: Int64) -> Int64:
     """For each collective that could have started earlier but did so only as one of another stream ended, that one: in
-    hybrid sharding the reduction across replicas waits for the reduce-scatter. NONE for the others.
+    hybrid sharding the reduction across replicas waits for the reduce-scatter. NONE for the others. One whose buffer is
+    filled by copies that waited starts with these.
     """
     if len(start_ns) == 0:
         return np.empty(0, dtype=np.int64)

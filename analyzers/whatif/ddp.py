@@ -108,6 +108,13 @@ def _bucket_cap(schedules: EditableSchedules, context: Context, name: str, value
         raise CannotReplay(f"{name}: the recorded steps reduce gradients unequally often; try ddp.no_sync first")
     recorded = min(sizes)
     counts = _gradients_in_buckets(context, rounds)
+    if several_messages(counts):
+        raise CannotReplay(
+            f"{name}: DDP reduces more than once for each bucket: its communication hook, such as PowerSGD's, sends "
+            "what it makes of the gradients, and what it would make of other buckets is not known"
+        )
+    # Buckets that are reduced together, because the first was ready last, do not show what is in them.
+    counts = () if 0 in counts else counts
     parameters = parameter_bytes(context.runs, recorded, _traced_gradients(context, rounds), counts)
     known_sizes = None if parameters is None else parameters[0]
     would = fewer_by_limit(context.runs, recorded, known_sizes)
@@ -165,6 +172,17 @@ def _gradients_in_buckets(context: Context, rounds: Sequence[Round]) -> tuple[in
         if counts := partial.reduced_gradients.in_buckets(partial.microbatches(one.step)):
             return counts
     return ()
+
+
+def several_messages(counts: Sequence[int]) -> bool:
+    """Is each bucket's all-reduce followed by as many others before the next gradient, by the numbers of gradients
+    before each?
+    """
+    full = np.flatnonzero(counts)
+    if len(full) < 2 or full[0] != 0:
+        return False
+    lengths = np.diff(np.append(full, len(counts))).tolist()
+    return len(set(lengths)) == 1 and lengths[0] > 1
 
 
 def _of_each_backward(schedules: EditableSchedules, context: Context, rounds: Sequence[Round]) -> list[Round]:

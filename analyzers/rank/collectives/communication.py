@@ -183,6 +183,12 @@ def device_communication(trace: Trace, work: DeviceWork) -> Bool:
     return np.asarray((named | described) & (trace.category[work.row] == Category.KERNEL))
 
 
+def in_order_of_collectives(work: DeviceWork, is_communication: Bool) -> Int64:
+    """Indices of the communication kernels in the order of a rank's ``Collectives``."""
+    chosen = np.flatnonzero(is_communication)
+    return chosen[np.lexsort((work.end_ns[chosen], work.start_ns[chosen]))]
+
+
 def host_communication_rows(trace: Trace, *categories: Category) -> Int64:
     """Rows of the host ranges in which a backend carries out a collective; of other categories where any are given."""
     return trace.rows(*(categories or (Category.ANNOTATION, Category.CPU_OP)), named=_HOST.match)

@@ -1,4 +1,5 @@
-"""Offload: fires when parameters or optimizer states live in host memory and the step waits for their copies.
+"""Offload: fires when parameters or optimizer states live in host memory and the step waits for their copies. A trace
+alone shows that about as much is copied to the host as back, and not what.
 
 Sources: DeepSpeed config-json.md (``offload_optimizer``, ``offload_param``), torch FSDP ``CPUOffload``,
 ``CPUOffloadPolicy``.
@@ -17,6 +18,16 @@ from perfscope.results.findings import Action, Confidence, Evidence, Finding
 RULE: Final = "offload"
 SHARE: Final = 0.05
 """Least share of the step that is exposed copies."""
+BOTH_WAYS: Final = 0.5
+"""Where nothing is known of the settings, so much of the copies in one direction goes in the other, too: gradients and
+parameters, or activations. Batches go to the device only, and outputs to the host only."""
+
+_UNKNOWN: Final = """\
+The trace does not show what is copied: gradients and parameters for an optimizer on the CPU (DeepSpeed's \
+offload_optimizer, FSDP's CPUOffload or CPUOffloadPolicy, Megatron's --optimizer-cpu-offload), or activations \
+(torch.autograd.graph.save_on_cpu). If the device has enough free memory, keep them there: then the host need not \
+compute with them either. Else copy from and to pinned memory (non_blocking=True) on a stream of its own, while the \
+device computes."""
 
 
 @dataclass(frozen=True)
@@ -37,9 +48,11 @@ def evaluate(job: RuleContext) -> Finding | None:
     """The finding, or None: nothing is offloaded, or its copies are overlapped."""
     offloaded = offloads(job)
     exposed = job.typical_us("exposed_copy")
-    if not offloaded or exposed < SHARE * job.step_time_us:
+    if exposed < SHARE * job.step_time_us:
         return None
-    copies = sum(row.us_per_step for row in job.summary.kernels if row.category == "copy" and _is_transfer(row.name))
+    to_host, to_device = (_copying_us(job, direction) for direction in ("DtoH", "HtoD"))
+    if not offloaded:
+        return _unnamed(job, exposed, to_host, to_device)
     unpinned = [offload for offload in offloaded if offload.pinned is False]
     first = (unpinned or offloaded)[0]
     return job.finding(
@@ -48,7 +61,7 @@ def evaluate(job: RuleContext) -> Finding | None:
         exposed,
         evidence=(
             Evidence("exposed copies per step (median)", exposed, "us", job.ranks),
-            Evidence("all copies between host and device, per step", copies, "us", job.ranks),
+            Evidence("all copies between host and device, per step", to_host + to_device, "us", job.ranks),
         ),
         action=Action(
             setting=first.setting,
@@ -62,6 +75,29 @@ def evaluate(job: RuleContext) -> Finding | None:
         ),
         confidence=Confidence.LOW if job.info.few_steps else Confidence.MEDIUM,
     )
+
+
+def _unnamed(job: RuleContext, exposed: float, to_host: float, to_device: float) -> Finding | None:
+    """The finding where only copies tell that something is offloaded; times in µs per step."""
+    exposed = min(exposed, to_host + to_device)
+    if exposed < SHARE * job.step_time_us or min(to_host, to_device) < BOTH_WAYS * max(to_host, to_device):
+        return None
+    return job.finding(
+        RULE,
+        f"The devices wait for copies to the host and back for {job.share(exposed):.0%} of the step: something is "
+        "offloaded",
+        exposed,
+        evidence=(
+            Evidence("exposed copies per step (median)", exposed, "us", job.ranks),
+            Evidence("copies to the host, per step", to_host, "us", job.ranks),
+            Evidence("copies to the device, per step", to_device, "us", job.ranks),
+        ),
+        action=Action(
+            setting="offloading to the host", old="exposed copies", new="on the device, or overlapped", how=_UNKNOWN,
+            costs="Without offloading: device memory.",
+        ),
+        confidence=Confidence.LOW if job.info.few_steps else Confidence.MEDIUM,
+    )  # fmt: skip
 
 
 def offloads(job: RuleContext) -> tuple[Offload, ...]:
@@ -99,5 +135,7 @@ def _of_deepspeed(name: str, section: Any) -> Offload | None:
     )
 
 
-def _is_transfer(name: str) -> bool:
-    return "HtoD" in name or "DtoH" in name
+def _copying_us(job: RuleContext, direction: str) -> float:
+    """Copies between host and device in one direction, µs per step."""
+    rows = (row for row in job.summary.kernels if row.category == "copy")
+    return sum(row.us_per_step for row in rows if direction in row.name)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from perfscope.analyzers.rank.analyze import analyze_rank
 from perfscope.analyzers.rank.partial import RankPartial
 from perfscope.results.categories import TimeCategory
-from perfscope.trace.trace import NONE
+from perfscope.trace.trace import NEVER, NONE, Category
 from tests.analyzers.job.collectives.matching_jobs import Rank
 from tests.traces import AUTOGRAD, RUNLOOP, RUNLOOP_2, TraceBuilder
 
@@ -131,3 +132,38 @@ def test_a_reduction_that_begins_as_its_gradients_are_there_waited_for_them_howe
     rank.builder.launched("gemm", 30 * US, 101 * US, 200 * US)
     found = analyze_rank(rank.builder.build()).progress
     assert found.ready_ns.tolist() == [100 * US - rounded_ns]
+
+
+@pytest.mark.parametrize(("queued", "turnaround"), [(25, 1), (15, 0)])
+def test_work_that_is_launched_late_would_begin_no_sooner_than_queued_work(queued: int, turnaround: int) -> None:
+    """Kernels of 10 µs follow each other 1 µs apart from a full queue; then ten that come 30 µs apart, each launched 5
+    before it begins. Of each such gap the device needs 1 µs itself, where enough gaps show that.
+    """
+    builder = TraceBuilder().step(1, 0, 2_000 * US)
+    for number in range(queued):
+        builder.launched("gemm", (10 + number) * US, (200 + 11 * number) * US, (210 + 11 * number) * US)
+    end = 200 + 11 * queued - 1
+    for number in range(10):
+        begin = end + 40 * number + 30
+        builder.launched("gemm", (begin - 5) * US, begin * US, (begin + 10) * US)
+    own = analyze_rank(builder.build()).progress.own
+    per_category = own.totals(np.array([200 * US]), np.array([(end + 400) * US]))[0]
+    late = sum(int(per_category[category]) for category in (TimeCategory.LAUNCH, TimeCategory.HOST))
+    assert per_category[TimeCategory.DEPENDENCY] == (queued - 1 + 10 * turnaround) * US
+    assert late == 10 * (30 - turnaround) * US
+
+
+@pytest.mark.parametrize("early", [2, 0, -2])
+def test_a_copy_of_pageable_memory_is_waited_for_by_its_call(early: int) -> None:
+    """Behind work until 500 µs, 400 µs of copying; its call returns 2 µs before the copy ends, with it, or after it."""
+    builder = TraceBuilder().step(1, 0, 2_000 * US)
+    builder.launched("gemm", 10 * US, 100 * US, 500 * US)
+    builder.call("cudaMemcpyAsync", 50 * US, (900 - early) * US, correlation=77)
+    builder.event(
+        "Memcpy HtoD (Pageable -> Device)", Category.MEMCPY, 500 * US, 900 * US, correlation=77, device=0, stream=7
+    )
+    builder.launched("gemm", 950 * US, 960 * US, 1_000 * US)
+    host = analyze_rank(builder.build()).progress.host
+    assert host is not None
+    assert host.waits.device_end_ns.tolist() == [900 * US]
+    assert host.waits.noted_ns.tolist() == [NEVER]  # all that was launched before

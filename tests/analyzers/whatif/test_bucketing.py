@@ -13,6 +13,7 @@ from perfscope.analyzers.whatif.bucketing import (
     parameter_bytes,
     sent_share,
 )
+from perfscope.analyzers.whatif.ddp import several_messages
 from perfscope.recording.metadata import ModelMetadata, RunMetadata
 
 
@@ -133,3 +134,20 @@ def test_buckets_far_below_their_limit_are_of_several_models(
 ) -> None:
     run = RunMetadata(rank=0, settings={} if cap is None else {"ddp": {"bucket_cap_mb": cap}})
     assert fewer_by_limit({0: run}, buckets, None) == fewer
+
+
+@pytest.mark.parametrize(
+    ("gradients", "several"),
+    [
+        ((8, 0, 4, 0, 4, 0), True),  # PowerSGD's two factors of each bucket
+        ((8, 0, 0, 4, 0, 0), True),
+        ((8, 4, 4), False),
+        ((16, 0, 0), False),  # the first bucket was ready last: all are reduced then
+        ((8, 0, 4, 4), False),
+        ((0, 8, 4), False),
+        ((), False),
+    ],
+)
+def test_a_hook_that_reduces_more_than_once_for_each_bucket(gradients: tuple[int, ...], *, several: bool) -> None:
+    """By the gradients that were ready since the all-reduce before each."""
+    assert several_messages(gradients) is several

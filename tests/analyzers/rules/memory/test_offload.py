@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from perfscope.analyzers.rules.memory import offload
-from tests.analyzers.rules.jobs import runs
+from tests.analyzers.rules.jobs import breakdown, context, kernel, runs
 from tests.analyzers.rules.memory.test_pinned_memory import ZERO, copying
 
 
@@ -45,3 +45,21 @@ def test_silent_where_copies_are_hidden_or_nothing_is_offloaded():
     assert offload.evaluate(copying(exposed=20_000.0, syncs=())) is None
     on_device = {"zero_optimization": {"offload_optimizer": {"device": "none"}}}
     assert offload.evaluate(copying(exposed=20_000.0, syncs=(), runs=runs(1, deepspeed=on_device))) is None
+
+
+@pytest.mark.parametrize(
+    ("to_device", "to_host", "fires"),
+    [(10_000.0, 10_000.0, True), (4_000.0, 9_000.0, False), (10_000.0, 3_000.0, False), (0.0, 9_000.0, False)],
+)
+def test_without_settings_copies_both_ways_tell(to_device: float, to_host: float, *, fires: bool) -> None:
+    """A batch is copied one way, and so are outputs."""
+    copy = {"category": "copy", "operator_class": "copy"}
+    rows = (
+        kernel("Memcpy HtoD (Pinned -> Device)", to_device, **copy),
+        kernel("Memcpy DtoH (Device -> Pinned)", to_host, **copy),
+    )
+    finding = offload.evaluate(context(breakdown(0, exposed_copy=20_000.0), kernels=rows))
+    assert (finding is not None) is fires
+    if finding is not None:
+        assert finding.ceiling == pytest.approx(100 / 80 - 1)
+        assert "save_on_cpu" in finding.action.how
