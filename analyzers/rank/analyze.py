@@ -19,6 +19,7 @@ from perfscope.analyzers.rank.extra.extra_work import (
     gather_copies,
     optimizer_loops,
     recomputation,
+    searches,
 )
 from perfscope.analyzers.rank.extra.operator_loops import operator_loops
 from perfscope.analyzers.rank.host_activity import (
@@ -123,6 +124,7 @@ def analyze_rank(trace: Trace, flops: CustomFlops | None = None) -> RankPartial:
         loops=loops,
         bucket_copies=bucket_copies(trace, work, steps),
         buffer_copies=buffer_copies(trace, work, steps),
+        searches=searches(work, steps, host),
         gather_copies=gather_copies(trace, work, steps),
         reduced_gradients=reduced_gradients(trace, steps),
         gradient_bytes=gradient_bytes(trace, steps),

@@ -41,6 +41,9 @@ _LOADING: Final = re.compile(
 _SAMPLER: Final = re.compile(rf"^{re.escape(DATALOADER_SAMPLER)}$|torch/utils/data/dataloader\.py\(\d+\): _next_index$")
 
 COLLECTING: Final = "garbage collection"
+
+SEARCH: Final = "torch.distributed.ddp.reducer::search_unused_parameters"
+"""What DDP's reducer (reducer.cpp) does after each forward with ``find_unused_parameters=True``: an operator."""
 """Host work: Python's garbage collector runs."""
 
 EVALUATING: Final = "evaluation"
@@ -120,6 +123,8 @@ class HostActivity:
     """When the host was in no operator and no call for long, or for a reason that has a name, such as garbage
     collection."""
     named: dict[str, Intervals]
+    searching: Intervals
+    """In DistributedDataParallel's search for parameters that get no gradient."""
     between: Intervals
     """From each end of the optimizer's step to the next forward; from the trace's begin to a forward that is first, to
     its end from a step that is last. Where no range marks forwards, each stretch ends sooner: where a batch is taken, a
@@ -179,6 +184,7 @@ def host_activity(trace: Trace, work: DeviceWork) -> HostActivity:
         blocked_row=blocked,
         pauses=pauses.union(*short),
         named={**{name: part.subtract(Intervals.empty().union(*short)) for name, part in functions.items()}, **named},
+        searching=Intervals.of_rows(trace, trace.rows(Category.CPU_OP, named=SEARCH.__eq__, threads=threads)),
         between=between,
         threads=threads,
     )

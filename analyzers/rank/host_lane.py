@@ -43,6 +43,8 @@ class HostTime(enum.IntEnum):
     OTHER = 3
     PAUSES = 4
     """In no operator and no call for long."""
+    SEARCH = 5
+    """DistributedDataParallel's search for unused parameters: one operator, however quick launches are."""
 
 
 def pauses_as_other(rows_ns: Int64) -> Int64:

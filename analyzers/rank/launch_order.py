@@ -7,9 +7,9 @@ from typing import Final
 
 import numpy as np
 
-from perfscope.analyzers.rank.collectives.buffer_copies import BufferCopies
 from perfscope.analyzers.rank.collectives.collectives import Collectives
 from perfscope.analyzers.rank.collectives.communication import in_order_of_collectives
+from perfscope.analyzers.rank.collectives.waiting_copies import WaitingCopies
 from perfscope.analyzers.rank.extra.extra_work import cost_of_issuing
 from perfscope.analyzers.rank.host_activity import COLLECTING, LIMIT, HostActivity
 from perfscope.analyzers.rank.host_lane import LATER, OF_DEVICE, OF_HOST, HostLane, HostTime, HostWaits
@@ -40,7 +40,7 @@ _MOST_UNKNOWN: Final = 0.5
 
 
 def host_lane(
-    trace: Trace, work: DeviceWork, is_communication: Bool, copies: BufferCopies, host: HostActivity, queue: Intervals,
+    trace: Trace, work: DeviceWork, is_communication: Bool, copies: WaitingCopies, host: HostActivity, queue: Intervals,
     collectives: Collectives, own: Timeline, steps: Steps,
 ) -> HostLane | None:  # fmt: skip
     """The lane of one rank; ``own`` is its own timeline, ``queue`` its ``full_queue``. None where too few launches are
@@ -54,7 +54,7 @@ def host_lane(
 
 class _Builder:
     def __init__(
-        self, trace: Trace, work: DeviceWork, mine: Int64, is_communication: Bool, copies: BufferCopies,
+        self, trace: Trace, work: DeviceWork, mine: Int64, is_communication: Bool, copies: WaitingCopies,
         host: HostActivity, queue: Intervals, collectives: Collectives, own: Timeline, steps: Steps,
     ) -> None:  # fmt: skip
         self._host, self._collectives, self._own, self._steps = host, collectives, own, steps
@@ -187,10 +187,10 @@ class _Builder:
         length = (int(self._start[-1]) - int(self._start[0])) // (_BLOCKS * max(len(self._steps), 1))
         return time_ns // max(length, 1)
 
-    def _behind_events(self, copies: BufferCopies) -> Int64:
+    def _behind_events(self, copies: WaitingCopies) -> Int64:
         """``HostLane.behind_ns``: of a collective that could have started, but did so only as such work ended, and no
         other collective. FSDP's gathers wait for the unit before to have copied its parameters out of their buffer. And
-        of one whose buffer could have been filled earlier (``BufferCopies``), for the work in front of these copies.
+        of one whose buffer could have been filled earlier (``WaitingCopies``), for the work in front of these copies.
         """
         own = self._collectives
         able = np.maximum(self._called, _end_before(own))
@@ -372,7 +372,8 @@ class _HostRows:
     def __init__(self, host: HostActivity, waiting: Intervals, begin_ns: int, end_ns: int) -> None:
         self._begin, self._waiting = begin_ns, waiting
         busy = waiting.complement(begin_ns, end_ns)
-        layers = (host.named.get(COLLECTING, Intervals.empty()), host.loading, host.operators, host.pauses)
+        collecting = host.named.get(COLLECTING, Intervals.empty())
+        layers = (collecting, host.loading, host.searching, host.operators, host.pauses)
         self._rows = []
         for layer in layers:
             mine = layer.intersect(busy)
@@ -382,14 +383,17 @@ class _HostRows:
     def before(self, moment_ns: Int64) -> Int64:
         """[moment, HostTime]."""
         begin = np.full(1, self._begin)
-        collection, loader, operators, pauses = (row.before(moment_ns) - row.before(begin) for row in self._rows)
-        other = self.total_before(moment_ns) - collection - loader - operators - pauses
+        collection, loader, search, operators, pauses = (
+            row.before(moment_ns) - row.before(begin) for row in self._rows
+        )
+        other = self.total_before(moment_ns) - collection - loader - search - operators - pauses
         columns = {
             HostTime.LOADER: loader,
             HostTime.COLLECTION: collection,
             HostTime.OPERATORS: operators,
             HostTime.OTHER: other,
             HostTime.PAUSES: pauses,
+            HostTime.SEARCH: search,
         }
         return np.stack([columns[row] for row in HostTime], axis=1)
 

@@ -220,6 +220,8 @@ class RankPartial:
     loops: OperatorLoops
     bucket_copies: ExtraWork
     buffer_copies: ExtraWork
+    searches: ExtraWork
+    """For parameters that get no gradient."""
     gather_copies: ExtraWork
     reduced_gradients: ReducedGradients
     gradient_bytes: tuple[int, ...]

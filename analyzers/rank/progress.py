@@ -16,9 +16,9 @@ from typing import Final
 
 import numpy as np
 
-from perfscope.analyzers.rank.collectives.buffer_copies import BufferCopies, waiting_copies
 from perfscope.analyzers.rank.collectives.collectives import POINT_TO_POINT, Collectives
 from perfscope.analyzers.rank.collectives.communication import device_communication, in_order_of_collectives
+from perfscope.analyzers.rank.collectives.waiting_copies import WaitingCopies, waiting_copies
 from perfscope.analyzers.rank.host_activity import HostActivity
 from perfscope.analyzers.rank.host_lane import LATER, HostLane
 from perfscope.analyzers.rank.idle import LATENCY_NS, QUEUED_NS, idle_layers, queued_gap_ns
@@ -305,7 +305,7 @@ def _last_until(ascending: Int64, time_ns: Int64) -> Int64:
 
 
 def _ready(
-    trace: Trace, work: DeviceWork, is_communication: Bool, copies: BufferCopies, collectives: Collectives,
+    trace: Trace, work: DeviceWork, is_communication: Bool, copies: WaitingCopies, collectives: Collectives,
     lane: HostLane | None,
 ) -> Int64:  # fmt: skip
     """When each communication kernel had been launched and the compute kernel launched last before it had ended.

@@ -109,7 +109,7 @@ class Progress:
     a lower bound of the step, however fast the device.
 
     ``copy_ns`` is, for each collective, what the copies into its buffer take that waited for another collective
-    (``BufferCopies``): no part of ``own``.
+    (``WaitingCopies``): no part of ``own``.
 
     ``host`` is the rank's host beside its device; None on a rank without device work, or where its launches are not
     recorded.

@@ -1,6 +1,7 @@
 """Settings that leave out work that need not be done: activations computed again, changes of memory layout, the many
 kernels of an optimizer that loops over parameters, other loops over many tensors, collectives that the training loop
-calls for itself, and broadcasts of buffers that are the same on all ranks anyway.
+calls for itself, DDP's searches for unused parameters, and its broadcasts of buffers that are the same on all ranks
+anyway.
 
 The recording shows when a rank does it (``schedules.extra_work`` leaves it out). What would take its place is not
 replayed: without recomputation the forward keeps its tensors, and convolutions on tensors whose channels are last run
@@ -10,18 +11,19 @@ for late ranks move to the next collective.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from operator import attrgetter
 from typing import Final
 
 from perfscope.analyzers.rank.extra.extra_work import FEW
+from perfscope.analyzers.rank.host_lane import HostTime
 from perfscope.analyzers.rank.partial import ExtraWork, RankPartial
 from perfscope.analyzers.replay.engine import OpKind
 from perfscope.analyzers.whatif.change import BadSetting, CannotReplay, Context, Setting, Uncertainty, flag, number
 from perfscope.analyzers.whatif.schedules.editable import EditableSchedules
-from perfscope.analyzers.whatif.schedules.extra_work import leave_out
+from perfscope.analyzers.whatif.schedules.extra_work import OF_HOST, leave_out
 from perfscope.analyzers.whatif.schedules.ops import RankOp
 from perfscope.grouping import grouped
 from perfscope.trace.trace import NONE, Int64
@@ -32,16 +34,18 @@ _OF_FORWARD: Final = ("all_reduce", "all_to_all", "reduce_scatter")
 
 def _left_out(
     of: Callable[[RankPartial], ExtraWork], missing: str, sure: Uncertainty,
-    schedules: EditableSchedules, context: Context, name: str, value: str,
+    schedules: EditableSchedules, context: Context, name: str, value: str, *, rows: Sequence[HostTime] = OF_HOST,
 ) -> Uncertainty:  # fmt: skip
-    """``value`` times such work. Raises CannotReplay, with ``missing``, where none is recorded."""
+    """``value`` times such work, of which hosts do their part by ``rows``. Raises CannotReplay, with ``missing``, where
+    none is recorded.
+    """
     left = number(name, value, "the share of it that is left, from 0 (none) to 1 (all)", zero=True)
     result = context.result
     every = {rank: of(result.partials[rank]) for rank in schedules.ops}
     if not any(work.count[_used(context, rank)].any() for rank, work in every.items()):
         raise CannotReplay(f"{name}: {missing}")
     for rank, work in every.items():
-        leave_out(schedules, result, rank, work, 1 - left)
+        leave_out(schedules, result, rank, work, 1 - left, rows)
         if not schedules.hosts and result.partials[rank].has_device_work and rank not in context.paced:
             steps, used = result.partials[rank].steps, _used(context, rank)
             host_ns = float(work.host.within(steps.host_start_ns[used], steps.host_end_ns[used]).mean())
@@ -70,6 +74,13 @@ _no_loops = partial(
     _left_out,
     attrgetter("optimizer_loops"),
     f"the recording marks no optimizer step that launches more than {FEW} kernels, or loops over tensors",
+)
+_no_searches = partial(
+    _left_out,
+    attrgetter("searches"),
+    "no search of DistributedDataParallel's for unused parameters is recorded",
+    Uncertainty(less=0.10, more=0.25),
+    rows=(HostTime.SEARCH,),
 )
 _operators = partial(
     _left_out,
@@ -165,6 +176,12 @@ def _no_buffers(schedules: EditableSchedules, context: Context, name: str, value
     return Uncertainty(less=0.15, more=0.25)
 
 
+def _all_used(schedules: EditableSchedules, context: Context, name: str, value: str) -> Uncertainty:
+    if flag(name, value):
+        raise CannotReplay(f"{name}=true: the recording does not show how long a search through the graph would take")
+    return _no_searches(schedules, context, name, "0")
+
+
 SETTINGS = (
     Setting("activations.recompute", "SHARE", "the share of activation checkpointing that is left; 0: none",
             _recomputation, -1, with_hosts=True, of_host_work=True),
@@ -176,6 +193,8 @@ SETTINGS = (
             _operators, -1, with_hosts=True, of_host_work=True),
     Setting("ddp.broadcast_buffers", "false", "no broadcast of the model's buffers before each forward",
             _no_buffers, 1, with_hosts=True),
+    Setting("ddp.find_unused_parameters", "false", "no search for unused parameters, or one in all (static_graph=True)",
+            _all_used, -1, with_hosts=True, of_host_work=True),
     Setting("batch_norm.sync", "false", "BatchNorm instead of SyncBatchNorm: each rank has its own statistics",
             _each_its_statistics, 1, with_hosts=True),
     Setting("loop.collectives", "0", "no small collectives between the optimizer's step and the next forward: metrics, "

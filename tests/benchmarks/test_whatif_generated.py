@@ -18,6 +18,7 @@ NOT_ASKED = {
     "batch_norm.sync",
     "loop.operators",
     "ddp.broadcast_buffers",
+    "ddp.find_unused_parameters",
     "fsdp.backward_prefetch",
 }
 """The generator collects no garbage, its operators have no threads, neither its optimizer nor its loop goes through

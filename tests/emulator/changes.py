@@ -93,6 +93,7 @@ _SETTINGS: dict[str, tuple[frozenset[str], Callable[[Job, str], Job | None]]] = 
     "dataloader.num_workers": (_ALL, lambda job, value: replace(job, loader=replace(job.loader, workers=int(value)))),
     "ddp.bucket_cap_mb": (_DDP, lambda job, value: replace(job, bucket_mb=float(value), one_bucket_limit=True)),
     "ddp.broadcast_buffers": (_DDP, lambda job, _: replace(job, buffers_mb=0.0)),
+    "ddp.find_unused_parameters": (_DDP, lambda job, _: replace(job, search_ns=0)),
     "ddp.no_sync": (_DDP, lambda job, value: replace(job, no_sync=value == "true")),
     "ddp.comm_dtype": (_DDP | {"manual"}, _in_16_bits),
     "batch_norm.sync": (_ALL, lambda job, _: replace(job, norms="own")),
@@ -183,5 +184,7 @@ def _advisable_with_ddp(job: Job) -> Iterator[dict[str, str]]:
         yield {"ddp.no_sync": "true"}
     if job.buffers_mb:
         yield {"ddp.broadcast_buffers": "false"}
+    if job.search_ns:
+        yield {"ddp.find_unused_parameters": "false"}
     if job.gradient_bytes == 4:
         yield {"ddp.comm_dtype": "bf16"}

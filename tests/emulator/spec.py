@@ -170,6 +170,8 @@ class Job:
     """The loss is read (and printed) in every so many steps; 0 never."""
     buffers_mb: float = 0.0
     """Buffers that DDP broadcasts before each forward, copied together and back."""
+    search_ns: int = 0
+    """What DDP's search for unused parameters takes the host after each forward; 0: it does not search."""
     metrics: int = 0
     """All-reduces of one number after each optimizer step, each waited for on the compute stream."""
     norms: str = ""

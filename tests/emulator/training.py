@@ -107,6 +107,9 @@ class Script:
                 yield from layers.forward(rank, unit)
                 yield from all_reduce_activations(rank, f"forward{unit}")
                 yield from norm(rank, unit)
+            if job.search_ns and job.strategy == "ddp":
+                with rank.operator("torch.distributed.ddp.reducer::search_unused_parameters"):
+                    rank.spend(job.search_ns)
         with rank.operator("aten::cross_entropy_loss"):
             rank.spend(job.cpu.operator_ns)
             yield from rank.kernel(_CROSS_ENTROPY, 8_000, "loss")

@@ -1,7 +1,7 @@
 """Work of one rank that a setting would make unnecessary: activations computed again, changes of memory layout, most
 kernels of an optimizer that loops over parameters, copies of gradients into buckets, of buffers that are sent and of
-parameters that are gathered. And what issuing a collective takes the host, which does so no more where a change leaves
-that out.
+parameters that are gathered, searches for unused parameters. And what issuing a collective takes the host, which does
+so no more where a change leaves that out.
 """
 
 from __future__ import annotations
@@ -180,6 +180,16 @@ def buffer_copies(trace: Trace, work: DeviceWork, steps: Steps) -> ExtraWork:
     copies = launched[host.covers(trace.start_ns[work.launch[launched]])]
     count = steps.count(steps.of_host_time(host.start_ns))
     return ExtraWork(host, Intervals.of(work.start_ns[copies], work.end_ns[copies]), count)
+
+
+def searches(work: DeviceWork, steps: Steps, host: HostActivity) -> ExtraWork:
+    """DistributedDataParallel's searches through the graph for parameters that get no gradient; of the device, what it
+    is idle meanwhile.
+    """
+    idle = host.searching
+    if len(idle):
+        idle = idle.subtract(Intervals.of(work.start_ns, work.end_ns))
+    return ExtraWork(host.searching, idle, steps.count(steps.of_host_time(host.searching.start_ns)))
 
 
 def gather_copies(trace: Trace, work: DeviceWork, steps: Steps) -> ExtraWork:

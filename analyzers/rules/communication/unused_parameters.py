@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from perfscope.analyzers.rank.host_activity import SEARCH
 from perfscope.analyzers.rules.communication.ddp_arguments import setting, written
 from perfscope.analyzers.rules.context import RuleContext
 from perfscope.results.findings import Action, Confidence, Evidence, Finding
@@ -16,7 +17,7 @@ from perfscope.results.findings import Action, Confidence, Evidence, Finding
 RULE: Final = "ddp-unused-parameters"
 SHARE: Final = 0.02
 """Least share of the step that the search costs."""
-WALK: Final = "torch.distributed.ddp.reducer::search_unused_parameters"
+NO_SEARCH: Final = {"ddp.find_unused_parameters": "false"}
 
 
 def evaluate(job: RuleContext) -> Finding | None:
@@ -24,6 +25,7 @@ def evaluate(job: RuleContext) -> Finding | None:
     lost_us = lost_in_search_us(job)
     if lost_us < SHARE * job.step_time_us:
         return None
+    step = job.replayed(NO_SEARCH, SHARE)
     walk_us, waiting_us = _walk_us(job), _waiting_us(job)
     unused = setting(job, "unused_parameter_size")
     none_unused = unused == 0
@@ -50,7 +52,9 @@ def evaluate(job: RuleContext) -> Finding | None:
             if none_unused
             else "The set of used parameters must not change from step to step.",
         ),
-        confidence=job.confidence(Confidence.MEDIUM if isinstance(unused, int) else Confidence.LOW),
+        confidence=job.confidence(Confidence.MEDIUM if isinstance(unused, int) or step is not None else Confidence.LOW),
+        predicted=None if step is None else step[0],
+        whatif={} if step is None else NO_SEARCH,
     )
 
 
@@ -64,7 +68,7 @@ def lost_in_search_us(job: RuleContext) -> float:
 
 
 def _walk_us(job: RuleContext) -> float:
-    return sum(row.host_us_per_step for row in job.summary.operators if row.name == WALK)
+    return sum(row.host_us_per_step for row in job.summary.operators if row.name == SEARCH)
 
 
 def _waiting_us(job: RuleContext) -> float:

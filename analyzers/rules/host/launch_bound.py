@@ -44,7 +44,8 @@ _GRAPHS: Final = ("reduce-overhead", "max-autotune")
 
 def evaluate(job: RuleContext) -> Finding | None:
     """The finding, or None: launches are fast enough or not recorded, or every launch is set to block."""
-    waiting, longest = job.typical_us("idle_launch"), _longest(job)
+    searching = lost_in_search_us(job)
+    waiting, longest = max(job.typical_us("idle_launch") - searching, 0.0), _longest(job)
     of_most = waiting >= SHARE * job.step_time_us
     if not (of_most or longest.idle_launch_us >= SOMEWHERE * job.step_time_us) or launches_block(job):
         return None

@@ -6,6 +6,7 @@ its own work, that lies there.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
@@ -25,13 +26,21 @@ _OF_RANK: Final = (
     TimeCategory.UNKNOWN,
 )  # fmt: skip
 """A rank's own time that goes with such work."""
-_OF_HOST: Final = [HostTime.OPERATORS, HostTime.OTHER, HostTime.PAUSES]
+OF_HOST: Final = (HostTime.OPERATORS, HostTime.OTHER, HostTime.PAUSES)
+"""Its host's."""
 
 
-def leave_out(schedules: EditableSchedules, result: AlignedJob, rank: int, work: ExtraWork, share: float = 1.0) -> None:
-    """``share`` of such work of one rank is not done. Its ops must still be those that were recorded."""
-    if len(work.host) or len(work.device):
-        (_shorten_lanes if schedules.hosts else _shorten)(schedules, result, rank, work, share)
+def leave_out(
+    schedules: EditableSchedules, result: AlignedJob, rank: int, work: ExtraWork, share: float = 1.0,
+    rows: Sequence[HostTime] = OF_HOST,
+) -> None:  # fmt: skip
+    """``share`` of such work of one rank is not done, which its host does by ``rows``. Its ops must still be those that
+    were recorded.
+    """
+    if schedules.hosts and (len(work.host) or len(work.device)):
+        _shorten_lanes(schedules, result, rank, work, share, list(rows))
+    elif len(work.host) or len(work.device):
+        _shorten(schedules, result, rank, work, share)
 
 
 def is_as_recorded(schedules: EditableSchedules, rank: int) -> bool:
@@ -78,7 +87,9 @@ def _share_of(part: Int64, whole: Int64) -> Float64:
     return np.clip(np.divide(part, whole, out=np.zeros(len(part)), where=whole > 0), 0.0, 1.0)
 
 
-def _shorten_lanes(schedules: EditableSchedules, result: AlignedJob, rank: int, work: ExtraWork, share: float) -> None:
+def _shorten_lanes(
+    schedules: EditableSchedules, result: AlignedJob, rank: int, work: ExtraWork, share: float, by: list[HostTime]
+) -> None:
     """A rank's host and device, side by side."""
     side = schedules.recorded.lanes[schedules.recorded.schedules.line_of(rank)]
     progress = result.partials[rank].progress
@@ -87,9 +98,9 @@ def _shorten_lanes(schedules: EditableSchedules, result: AlignedJob, rank: int, 
     busy = work.host.subtract(Intervals.of(lane.waits.entered_ns, lane.waits.returned_ns))
     moment, done = side.moment_ns, side.done_ns
     launched, started = lane.at_ns[points.listed], np.minimum(lane.start_ns[points.listed], done[points.op + 1])
-    of_host = _share_of(busy.within(moment[:-1], moment[1:]), side.rows_ns[:, _OF_HOST].sum(axis=1))
+    of_host = _share_of(busy.within(moment[:-1], moment[1:]), side.rows_ns[:, by].sum(axis=1))
     to_launch = busy.within(np.minimum(moment[points.op], launched), launched)
-    of_launch = _share_of(to_launch, points.rows_ns[:, _OF_HOST].sum(axis=1))
+    of_launch = _share_of(to_launch, points.rows_ns[:, by].sum(axis=1))
     of_device = _shares(work.device, progress.own, done[:-1], done[1:])
     of_piece = _shares(work.device, progress.own, started, done[points.op + 1])
     begun = 0
@@ -97,8 +108,8 @@ def _shorten_lanes(schedules: EditableSchedules, result: AlignedJob, rank: int, 
         op.own_ns = op.own_ns * (1 - share * of_device[place])
         part = op.host or HostPart.none()
         end = begun + len(part.launches)
-        part.own_ns[_OF_HOST] *= 1 - share * of_host[place]
+        part.own_ns[by] *= 1 - share * of_host[place]
         rows = part.launches[:, :HOST_ROWS]
-        rows[:, _OF_HOST] *= 1 - share * of_launch[begun:end, None]
+        rows[:, by] *= 1 - share * of_launch[begun:end, None]
         part.launches[:, OF_DEVICE_ROWS:] *= 1 - share * of_piece[begun:end]
         begun = end

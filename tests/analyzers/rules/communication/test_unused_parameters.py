@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
 
+from perfscope.analyzers.rank.host_activity import SEARCH
 from perfscope.analyzers.rules.communication import unused_parameters
 from perfscope.analyzers.rules.context import RuleContext
 from perfscope.analyzers.rules.host import launch_bound
@@ -21,7 +23,7 @@ def case(
 ) -> RuleContext:
     """Steps of 100 ms in which the device waits ``idle_us`` for its host, and ``sync_us`` behind synchronizations."""
     walk = OperatorRow(
-        name=unused_parameters.WALK, operator_class="other", count_per_step=1.0, device_us_per_step=0.0,
+        name=SEARCH, operator_class="other", count_per_step=1.0, device_us_per_step=0.0,
         host_us_per_step=walk_us, kernels_per_step=0.0, flops_per_step=None, tflops=None,
         share_of_peak=None, dtype=None,
     )  # fmt: skip
@@ -74,7 +76,11 @@ def test_graphs_are_no_remedy_for_a_search_that_is_most_of_what_launches_cost(
     """Without any launch or operator of the host the step takes 30 ms less."""
     kernels = (kernel("small", 9_000.0, count_per_step=900.0),)
     searched = changed(case(walk_us, 35_000.0), kernels=kernels)
-    less = Prediction(low=60_000.0, mid=70_000.0, high=80_000.0)
-    replayed = dataclasses.replace(searched, predict=lambda _: less)
+
+    def predict(change: Mapping[str, str]) -> Prediction:
+        left = 100_000.0 - 30_000.0 * ("host.launch" in change) - walk_us * ("ddp.find_unused_parameters" in change)
+        return Prediction(low=left - 10_000.0, mid=left, high=left + 10_000.0)
+
+    replayed = dataclasses.replace(searched, predict=predict)
     assert (launch_bound.evaluate(replayed) is not None) is launch_bound_too
     assert unused_parameters.evaluate(replayed) is not None

@@ -34,7 +34,7 @@ _MOST: Final = 0.5
 
 
 @dataclass(frozen=True, eq=False)
-class BufferCopies:
+class WaitingCopies:
     """``is_copy`` [piece of device work] marks the copies. For each collective, in order: when the first copy in front
     of it was launched (NONE: none that waited), and what they take together, ns.
     """
@@ -44,10 +44,10 @@ class BufferCopies:
     took_ns: Int64
 
 
-def waiting_copies(trace: Trace, work: DeviceWork, is_communication: Bool) -> BufferCopies:
+def waiting_copies(trace: Trace, work: DeviceWork, is_communication: Bool) -> WaitingCopies:
     """The copies of one rank that waited for a collective; none where launches are not recorded."""
     collectives = in_order_of_collectives(work, is_communication)
-    found = BufferCopies(
+    found = WaitingCopies(
         np.zeros(len(work), dtype=np.bool_),
         np.full(len(collectives), NONE, dtype=np.int64),
         np.zeros(len(collectives), dtype=np.int64),
