@@ -40,6 +40,9 @@ INSIDE: Final = tuple(_RANGES)
 LOOP: Final = "the loop between "
 """What names of the time between two phases begin with."""
 
+OF_BATCH: Final = "the preparation of the batch"
+"""Between the arrival of a batch and the forward: augmentation, for example."""
+
 ELSEWHERE: Final = "the rest of the step"
 """What lies in no phase, and between no two that are known."""
 

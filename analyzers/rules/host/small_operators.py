@@ -12,7 +12,7 @@ import re
 from typing import Final
 
 from perfscope.analyzers.job.extra_work import LoopCost
-from perfscope.analyzers.rank.loop_phases import IN_OPTIMIZER
+from perfscope.analyzers.rank.loop_phases import IN_OPTIMIZER, OF_BATCH
 from perfscope.analyzers.rules.context import RuleContext
 from perfscope.results.findings import Action, Confidence, Evidence, Finding, code
 
@@ -60,6 +60,11 @@ def _place(part: str) -> str:
 def _action(loop: LoopCost) -> Action:
     """By what the loop calls and where: norms are for clipping, roots for an update by hand, after it come averages."""
     called = " ".join(loop.operators)
+    if loop.part == OF_BATCH:
+        return Action(
+            setting="preparation of the batch", old="one operator after another", new="compiled, or in the loader",
+            how=_PREPARATION,
+        )  # fmt: skip
     named = next((how for names, parts, how in _KNOWN if names.search(called) and parts in loop.part), "")
     return Action(
         setting="loops over parameters",
@@ -72,6 +77,12 @@ def _action(loop: LoopCost) -> Action:
 
 _FOREACH: Final = code(
     "python", "torch._foreach_mul_(tensors, 0.9)  # instead of: for tensor in tensors: tensor.mul_(0.9)"
+)
+_PREPARATION: Final = (
+    "If these augment or convert the batch, compile the function that does, which makes few kernels of many (on "
+    "devices with graphs one launch):\n"
+    + code("python", "@torch.compile\ndef prepare(batch):\n    return batch  # after what the loop does with it now")
+    + "\nOr do it in the DataLoader's workers, where the loop does not wait for it."
 )
 _CLIPPING: Final = code("python", "torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm, foreach=True)")
 _AVERAGES: Final = code("python", "torch._foreach_lerp_(averages, list(model.parameters()), 1 - decay)")

@@ -6,6 +6,8 @@ import pytest
 
 from perfscope.analyzers.rank.analyze import analyze_rank
 from perfscope.analyzers.rank.extra.operator_loops import REPEATED
+from perfscope.analyzers.rank.host_activity import BETWEEN
+from perfscope.analyzers.rank.loop_phases import OF_BATCH
 from perfscope.analyzers.rank.partial import RankPartial
 from tests.traces import TraceBuilder
 
@@ -129,3 +131,30 @@ def test_a_model_that_is_evaluated_there_is_no_loop() -> None:
     builder.note("perfscope::forward", 5_000_000, 5_100_000).launched("gemm", 5_010_000, 5_020_000, 5_090_000)
     (row,) = analyze_rank(builder.build()).loops.parts
     assert row.operators == ("aten::lerp_",)
+
+
+@pytest.mark.parametrize("arrives", ["before", "after"])
+def test_what_follows_a_batch_prepares_it(arrives: str) -> None:
+    """Two steps; between optimizer and forward 40 operators, before or after a batch is taken from the loader."""
+    builder, now = TraceBuilder(), 0
+    for step in range(3):
+        begin = now
+        if arrives == "before":
+            builder.note("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", now, now + 5_000)
+        now += 10_000
+        for _ in range(40):
+            builder.op("aten::mul", now + 1_000, now + 1_000 + TAKES)
+            now += PERIOD
+        if arrives == "after":
+            builder.note("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", now, now + 5_000)
+        now += 10_000
+        builder.note("perfscope::forward", now, now + 100_000).op("aten::mm", now, now + 90_000)
+        builder.note("perfscope::backward", now + 100_000, now + 300_000).op("aten::mm", now + 100_000, now + 290_000)
+        builder.note("Optimizer.step#Custom.step", now + 310_000, now + 320_000).op(
+            "aten::add_", now + 311_000, now + 319_000
+        )
+        now += 330_000
+        builder.step(step, begin, now)
+    (part,) = analyze_rank(builder.build()).loops.parts
+    assert part.name == (OF_BATCH if arrives == "before" else BETWEEN)
+    assert part.count[1:].tolist() == [39, 39]

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from perfscope.analyzers.job.extra_work import LoopCost
+from perfscope.analyzers.rank.loop_phases import OF_BATCH
 from perfscope.analyzers.rules.host import optimizer_kernels, small_operators
 from perfscope.results.findings import Finding, Prediction
 from tests.analyzers.rules.jobs import STEP_US, breakdown, context
@@ -45,6 +46,14 @@ def test_each_is_told_what_it_is_probably_for(loop: LoopCost, typed: str) -> Non
     assert "torch._foreach_mul_(tensors" in finding.action.how
     assert finding.whatif == {"loop.operators": "0"}
     assert loop.part.removeprefix("the ") in finding.title
+
+
+def test_work_on_a_batch_is_compiled_or_left_to_the_loader() -> None:
+    finding = found(LoopCost(OF_BATCH, 300.0, 9_000.0, ("aten::mul", "aten::clamp")))
+    assert finding is not None
+    assert finding.title.startswith("The preparation of the batch runs 300 small operators per step")
+    assert "@torch.compile" in finding.action.how
+    assert "parameters" not in finding.action.how
 
 
 def test_the_costliest_is_named_and_all_are_evidence() -> None:
