@@ -42,6 +42,10 @@ from perfscope.trace.trace import NEVER, NONE, Float64, Int64
 _LEFT_OUT: Final[WeakKeyDictionary[RecordedSchedules, dict[tuple[bool, float], float]]] = WeakKeyDictionary()
 """(with hosts, step before micro-batches change) -> what schedules that are written anew leave out."""
 
+_MOST: Final = 0.5
+_MANY: Final = 0.25
+"""A stage computes during most of a send, in many of them, where it does not wait for them."""
+
 _LEAST_NS: Final = 2_000.0
 """What a kernel, or on CPUs an operator, takes that does next to nothing."""
 
@@ -115,6 +119,15 @@ def _of_starting(partial: RankPartial, steps: Int64) -> float:
     return min(count * _LEAST_NS / total, 1.0) if total else 0.0
 
 
+def _waits_for_sends(partial: RankPartial) -> bool:
+    """Does a stage compute only when what it sent has arrived? Not where it has computed during many of its sends."""
+    own = partial.collectives
+    sends = np.flatnonzero(np.array([kind == "send" for kind in own.kinds or ("",)])[own.kind])
+    start, end = own.start_ns[sends], own.end_ns[sends]
+    computed = partial.progress.own.where(TimeCategory.COMPUTE).within(start, end)
+    return not len(sends) or float((computed > _MOST * (end - start)).mean()) < _MANY
+
+
 def _synchronizes(piece: Piece) -> bool:
     """Does the host wait for its device in this pass? Where it does in few of a step, it does so once per step."""
     return any(op.kind is OpKind.SYNC for op in piece.ops) or piece.rows_ns[TimeCategory.SYNC] > 0
@@ -147,6 +160,7 @@ class _MicrobatchWriter:
         self._collectives = collectives
         self._scale = layout.microbatches / count
         self._turns = _turns(layout, stage.rank, count)
+        self._waits_for_sends = _waits_for_sends(context.result.partials[stage.rank])
         self._starting = _of_starting(context.result.partials[stage.rank], context.result.steps)
         self._ops: list[ScheduleOp] = []
         self._carried: ScheduleOp | None = None
@@ -156,8 +170,8 @@ class _MicrobatchWriter:
         self._noted: set[int] = {NONE}
         self._once: ScheduleOp | None = None
         self._factors_of: dict[Piece, Float64] = {}
-        self._sent: dict[int, tuple[int, float]] = {}
-        """Neighbouring stage -> bytes of a message with it, and its transfer (ns)."""
+        self._sent: dict[tuple[int, bool], tuple[int, float]] = {}
+        """Neighbouring stage and way -> bytes of a message with it, and its transfer (ns)."""
 
     def ops(self) -> list[ScheduleOp]:
         """All steps, with what is between them."""
@@ -266,6 +280,7 @@ class _MicrobatchWriter:
             idle = float(piece.rows_ns[list(OF_HOST)].sum())
             longer = max(self._scale - 1, 0.0) * (float(piece.rows_ns.sum()) - idle)
             factors[list(OF_HOST)] = max(1 - longer / idle, 0.0) if idle else 1.0
+            factors[TimeCategory.DEPENDENCY] = 1.0  # between as many kernels
             factors[TimeCategory.COMPUTE] += self._starting * (1 - self._scale)
         return factors
 
@@ -283,7 +298,9 @@ class _MicrobatchWriter:
         rank_ops: list[RankOp] = []
         for hop in hops:
             number = sent[hop] = sent.get(hop, -1) + 1
-            rank_ops.append(self._message(hop, step.number, number))
+            message = self._message(hop, step.number, number)
+            if self._waits_for_sends or not hop.sends:
+                rank_ops.append(message)
         if self._once is not None:
             self._carry(self._once)
             self._once = None
@@ -304,18 +321,19 @@ class _MicrobatchWriter:
 
     def _message(self, hop: Hop, step: int, number: int) -> RankOp:
         """Issue it."""
-        rank, issue = self._stage.rank, self._stage.messages[hop.stage]
+        rank, issue = self._stage.rank, self._stage.messages[hop.stage, hop.sends]
         model, peer = issue.rank_op, self._layout.peers[rank][hop.stage]
         assert model is not None
         ends = (rank, peer) if hop.sends else (peer, rank)
-        if hop.stage not in self._sent:
+        way = hop.stage, hop.sends
+        if way not in self._sent:
             size = round(model.bytes * self._scale)
-            self._sent[hop.stage] = size, self._context.transfer_ns(model, size)
-        size, transfer_ns = self._sent[hop.stage]
+            self._sent[way] = size, self._context.transfer_ns(model, size)
+        size, transfer_ns = self._sent[way]
         collective = self._collectives.setdefault(
             (step, ends, hop.forward, number), Collective("send_recv", model.collective.group, size, 2, step)
         )
-        lane = self._stage.lanes[hop.stage, hop.sends]
+        lane = self._stage.lanes[way]
         rank_op = RankOp(rank, collective, lane, model.gap_ns, transfer_ns)
         written = issue.with_time(np.zeros(len(TimeCategory)), issue.host and HostPart.only_lag(issue.host.lag_ns))
         written.rank_op, written.step = rank_op, step

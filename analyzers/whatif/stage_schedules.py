@@ -25,7 +25,7 @@ from perfscope.frozen import dataclass
 from perfscope.grouping import grouped
 from perfscope.results.categories import TimeCategory
 from perfscope.trace.distinct import distinct
-from perfscope.trace.trace import NONE, Float64
+from perfscope.trace.trace import NEVER, NONE, Float64
 
 _APART: Final = 0.05
 """Computation between two messages is a pass from this share of the mean pass on."""
@@ -103,14 +103,14 @@ class StageStep:
 @dataclass(frozen=True)
 class StageSchedule:
     """One rank's schedule in parts: ``between[0]``, ``steps[0]``, ``between[1]`` … ``messages`` are models of the ops
-    that issue those for each neighbouring stage, ``lanes`` the stream for each of these and each way; ``groups`` are
-    the process groups whose collectives belong to every pass.
+    that issue those for each neighbouring stage and way (does it send?), ``lanes`` the stream for each of these;
+    ``groups`` are the process groups whose collectives belong to every pass.
     """
 
     rank: int
     steps: list[StageStep]
     between: list[Piece]
-    messages: dict[int, ScheduleOp]
+    messages: dict[tuple[int, bool], ScheduleOp]
     lanes: dict[tuple[int, bool], int]
     groups: frozenset[int]
 
@@ -201,7 +201,11 @@ def taken_apart(
             wanted = _like(step_, works[-1], name)
             found, between[number + 1] = _divided(between[number + 1], wanted, at_end=False)
             step_.pieces[works[-1]].append(found)
-    messages = {stage: _typical_message(ops, layout, peer, ends) for stage, peer in layout.peers[rank].items()}
+    messages = {
+        (stage, sends): _typical_message(ops, layout, peer, ends, sends=sends)
+        for stage, peer in layout.peers[rank].items()
+        for sends in (True, False)
+    }
     return StageSchedule(rank, steps, between, messages, _lanes(schedules, layout, messages), groups)
 
 
@@ -414,33 +418,43 @@ def _divided(piece: Piece, wanted: tuple[float, float], *, at_end: bool) -> tupl
 
 
 def _typical_message(
-    ops: list[ScheduleOp], layout: Layout, peer: int, ends: Mapping[Collective, set[int]]
+    ops: list[ScheduleOp], layout: Layout, peer: int, ends: Mapping[Collective, set[int]], *, sends: bool
 ) -> ScheduleOp:
-    """An op that issues a message such as those with ``peer``; such as all where kernels carry several at once."""
+    """An op that issues a message such as those to or from ``peer``; such as all where kernels carry several at once.
+    What is sent has to be computed, whatever the recording shows of one that had long been.
+    """
     every = [(own, op) for op in ops if (own := op.issued) is not None and layout.is_message(op)]
     alike = [(own, op) for own, op in every if ends[own.collective] == {own.rank, peer}] or every
+    alike = [(own, op) for own, op in alike if own.sends is sends] or alike
     typical = sorted((own for own, _ in alike), key=lambda own: own.transfer_ns)[len(alike) // 2]
-    model = replace(typical, gap_ns=median(own.gap_ns for own, _ in alike))
+    begun = [_begun_with_the_device(own, op) for own, op in alike]
+    model = replace(typical, gap_ns=median(gap_ns for _, gap_ns in begun))
     issue = ScheduleOp.of(OpKind.ISSUE, model, None)
-    lags = [(op.lag_ns, op.host.lag_ns) for _, op in alike if op.host is not None]
+    lags = [(lag_ns, op.host.lag_ns) for (lag_ns, _), (_, op) in zip(begun, alike, strict=True) if op.host is not None]
     if lags:
         issue.lag_ns, host_lag = (median(of_one) for of_one in zip(*lags, strict=True))
+        issue.lag_ns = max(issue.lag_ns, 0.0) if sends else issue.lag_ns
         issue.host = HostPart.only_lag(host_lag)
     return issue
 
 
+def _begun_with_the_device(message: RankOp, issue: ScheduleOp) -> tuple[float, float]:
+    """(lag, gap) of a message that was ready before its device had come to it, and began only then: it waited."""
+    waited = min(max(-issue.lag_ns, 0.0), message.gap_ns) if issue.host is not None and issue.lag_ns != NEVER else 0.0
+    return issue.lag_ns + waited, message.gap_ns - waited
+
+
 def _lanes(
-    schedules: EditableSchedules, layout: Layout, messages: Mapping[int, ScheduleOp]
+    schedules: EditableSchedules, layout: Layout, messages: Mapping[tuple[int, bool], ScheduleOp]
 ) -> dict[tuple[int, bool], int]:
-    """The stream for messages of each neighbouring stage and way: as recorded, one for both ways, and for both
-    neighbours where those share it; or each its own, where several share a kernel.
+    """The stream for messages of each neighbouring stage and way: as recorded, one for several where those share it; or
+    each its own, where several share a kernel.
     """
     lanes: dict[tuple[int, bool], int] = {}
     of_recorded: dict[int, int] = {}
-    for stage, issue in messages.items():
+    for way, issue in messages.items():
         assert issue.rank_op is not None
-        for sends in (True, False):
-            lane = schedules.lanes if layout.at_once else of_recorded.setdefault(issue.rank_op.lane, schedules.lanes)
-            lanes[stage, sends] = lane
-            schedules.lanes += lane == schedules.lanes
+        lane = schedules.lanes if layout.at_once else of_recorded.setdefault(issue.rank_op.lane, schedules.lanes)
+        lanes[way] = lane
+        schedules.lanes += lane == schedules.lanes
     return lanes

@@ -66,6 +66,8 @@ class RankOp:
     """The rank op of another stream whose end it waits for as well: its ``gap_ns`` includes that."""
     after_gap_ns: float = 0.0
     """From that end to its start."""
+    sends: bool | None = None
+    """Is it a message that this rank sends, or receives; None: not known, both, or no message."""
     host_ns: float | None = None
     """What issuing it takes the host; None: as long as it usually does."""
 

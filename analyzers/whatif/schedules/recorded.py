@@ -51,7 +51,8 @@ def editable_schedules(
                 if operand not in rank_ops:
                     rank_ops[operand] = RankOp(
                         rank, collectives[known.instances[operand]], known.lanes[operand], *known.times_ns[operand],
-                        *known.issued_in[operand], host_ns=None if host is None else host.issuing_ns.get(operand),
+                        *known.issued_in[operand], sends=known.sends.get(operand),
+                        host_ns=None if host is None else host.issuing_ns.get(operand),
                     )  # fmt: skip
                 op.rank_op = rank_ops[operand]
             elif kind is _HOLD:
@@ -82,7 +83,7 @@ class _OpsAsRecorded:
     """What all that is asked about a job starts from: ``kinds``, ``operands`` and ``lags_ns`` of every op, ``own_ns``
     of each rank without a host, ``hosts`` of the others; ``instances``, ``lanes``, ``issued_in`` (the backward; after
     it; a forward that runs again; a layer's own; a norm's) and ``times_ns`` (gap, transfer, how late others seem to
-    have come) of every rank op.
+    have come) of every rank op, ``sends`` of those that are messages in one direction.
     """
 
     schedules: Schedules
@@ -95,6 +96,7 @@ class _OpsAsRecorded:
     lanes: Mapping[int, int]
     issued_in: Sequence[tuple[bool, bool, bool, bool, bool]]
     times_ns: Sequence[tuple[int, int, int]]
+    sends: Mapping[int, bool]
 
     @property
     def size(self) -> int:
@@ -146,6 +148,7 @@ def _find(result: AlignedJob, recorded: RecordedSchedules, *, with_hosts: bool) 
         lanes=_lanes(schedules),
         issued_in=_issued_in(result, recorded),
         times_ns=list(times_ns),
+        sends=_sends(result, recorded),
     )
 
 
@@ -208,6 +211,19 @@ def _issued_in(result: AlignedJob, recorded: RecordedSchedules) -> list[tuple[bo
         phases = zip(*(column[rows].tolist() for column in columns), strict=True)
         for rank_op, phase in zip(rank_ops.tolist(), phases, strict=True):
             found[rank_op] = phase
+    return found
+
+
+def _sends(result: AlignedJob, recorded: RecordedSchedules) -> dict[int, bool]:
+    """Of the rank ops that are messages: does the rank send it?"""
+    ways = {"send": True, "recv": False}
+    found: dict[int, bool] = {}
+    for rank, rank_ops in _issued(recorded):
+        own = result.partials[rank].collectives
+        way_of = {kind: ways[name] for kind, name in enumerate(own.kinds) if name in ways}
+        if way_of:
+            kinds = own.kind[recorded.row[rank_ops]].tolist()
+            found |= {op: way_of[kind] for op, kind in zip(rank_ops.tolist(), kinds, strict=True) if kind in way_of}
     return found
 
 

@@ -162,17 +162,23 @@ class TestSchedules:
 
 @pytest.mark.parametrize(
     ("recorded", "at_once", "streams"),
-    [((3, 3), False, [0, 0, 0, 0]), ((3, 5), False, [0, 0, 1, 1]), ((3, 3), True, [0, 1, 2, 3])],
+    [
+        (((3, 3), (3, 3)), False, [0, 0, 0, 0]),
+        (((3, 3), (5, 5)), False, [0, 0, 1, 1]),
+        (((3, 4), (5, 6)), False, [0, 1, 2, 3]),
+        (((3, 3), (3, 3)), True, [0, 1, 2, 3]),
+    ],
 )
 def test_messages_share_the_streams_that_they_were_recorded_on(
-    recorded: tuple[int, int], at_once: bool, streams: list[int]
+    recorded: tuple[tuple[int, int], tuple[int, int]], at_once: bool, streams: list[int]
 ) -> None:
     """A stage between two, whose messages with them ran on these streams; 7 are known already."""
     layout = Layout("gpipe", 3, 4, {0: 0, 1: 1, 2: 2}, {1: {0: 0, 2: 2}}, frozenset({0}), at_once)
     message = Collective("send_recv", 0, 100, 2, 0)
     issues = {
-        stage: ScheduleOp.of(OpKind.ISSUE, RankOp(1, message, lane), None)
-        for stage, lane in zip((0, 2), recorded, strict=True)
+        (stage, sends): ScheduleOp.of(OpKind.ISSUE, RankOp(1, message, lane, sends=sends), None)
+        for stage, ways in zip((0, 2), recorded, strict=True)
+        for sends, lane in zip((True, False), ways, strict=True)
     }
     schedules = SimpleNamespace(lanes=7)
     lanes = _lanes(cast("EditableSchedules", schedules), layout, issues)
