@@ -128,7 +128,7 @@ def in_words(category: str, share: float, summary: Summary) -> str:
         pipeline = summary.pipeline
         if pipeline.bubble_share - inherent_bubble_share(pipeline) >= share / 2:
             return "waiting for other stages of the pipeline"
-    if category == _TRANSFER and _is_bound(summary):
+    if category == _TRANSFER and is_bound(summary):
         whom = "ranks that are not in the recording" if summary.job.may_lack_ranks else "other ranks"
         return f"communication, which may be waiting for {whom}"
     if category == "idle_unknown" and _has_unlisted_graphs(summary):
@@ -139,7 +139,7 @@ def in_words(category: str, share: float, summary: Summary) -> str:
 
 def where_to_look(category: str, summary: Summary) -> str:
     """What shows more about a loss that no fix is known for."""
-    if category in (WAIT, _TRANSFER) and _is_bound(summary):
+    if category in (WAIT, _TRANSFER) and is_bound(summary):
         return _ALL_RANKS if summary.job.may_lack_ranks else _NAME_PEERS
     named = named_host(summary) if category == "idle_host" else ""
     recorder = "perfscope run --stacks" if summary.job.command else "with_stack=True"
@@ -207,6 +207,6 @@ def host_work(name: str) -> str:
     return f"{found['name']} ({found['file']}:{found['line']})" if found else name
 
 
-def _is_bound(summary: Summary) -> bool:
+def is_bound(summary: Summary) -> bool:
     """Is there a rank whose waiting cannot be told from its transfers?"""
     return any(entry.wait_is_bound for entry in summary.time_breakdown)

@@ -15,7 +15,7 @@ from statistics import median
 from typing import Any, Final
 
 from perfscope.analyzers.job.pipelines.table import inherent_bubble_share
-from perfscope.analyzers.losses import WAIT, in_words, largest, losses, waits_for, where_to_look
+from perfscope.analyzers.losses import WAIT, in_words, is_bound, largest, losses, waits_for, where_to_look
 from perfscope.analyzers.rank.steps import UNMARKED
 from perfscope.results.findings import Action, Finding, Obtained, Severity, plain
 from perfscope.results.rows import Verdict
@@ -239,7 +239,17 @@ def _limited(summary: Summary, serious: list[Finding]) -> Verdict:
         what = in_words(category, share, summary)
         headline += f" A larger part, {share:.0%} of the step, is {what}: no fix is known; "
         headline += f"{where_to_look(category, summary)}."
-    return Verdict(headline=headline, healthy=False, first_action=_first_action(first, summary))
+    action = _first_action(first, summary)
+    if _may_be_waiting(summary, first):
+        headline += " Part of it, or all, may be waiting for ranks that were not recorded."
+        action = f"Record all ranks. If none is late: {lower_first(action)}"
+    return Verdict(headline=headline, healthy=False, first_action=action)
+
+
+def _may_be_waiting(summary: Summary, finding: Finding) -> bool:
+    """May the time in collectives that a finding is about be spent in waiting for ranks that are not recorded?"""
+    step = finding.predicted_step_us
+    return is_bound(summary) and step is not None and step.mid < summary.job.step_us <= step.high
 
 
 def _gains(finding: Finding, summary: Summary) -> bool:

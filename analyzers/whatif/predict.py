@@ -74,6 +74,9 @@ _FEW_WAITS: Final = (
 _SENDING: Final = 1
 """Order of the settings of what is sent; those after it are of how fast."""
 
+_FOR_NOTHING: Final = 1.03
+"""What a step takes, at most, with a change that saves nothing: casts of gradients, copies into other buckets."""
+
 _ROUNDED: Final = 1 + 1e-6
 """What saves just enough may be rounded either way."""
 
@@ -219,6 +222,8 @@ def _predict(context: Context, settings: Mapping[str, str], middle: ChangedStep 
             assumed += (_FEW_WAITS,)
         low, high = min(low, max(low - max(mid - min(ends), 0.0), least_ns)), high + max(max(ends) - mid, 0.0)
     high = max(high, changed.longest_pace_ns * context.correction, contended)
+    if _may_be_waiting(context, settings):
+        high = max(high, measured * _FOR_NOTHING)
     freed = min(changed.freed_ns * context.correction, mid)
     low, mid = low - freed, mid - freed / 2
     unsure = fall if context.on_devices else error  # on CPUs it allows for how unlike the recorded steps are
@@ -228,6 +233,14 @@ def _predict(context: Context, settings: Mapping[str, str], middle: ChangedStep 
         times, measured = _as_often(context.long_step_share, changed.steps_ns, mid), _whole(context.long_step_share)
         low, mid, high = times * low, times * mid, times * high
     return WhatIfAnswer(settings, measured, replayed, low, mid, high, error, assumed, profiled)
+
+
+def _may_be_waiting(context: Context, settings: Mapping[str, str]) -> bool:
+    """Are these settings about what is sent, where what seems transfer may be waiting for ranks that are not recorded?
+    Then they may save nothing.
+    """
+    about_transfers = all(setting_named(name).order >= _SENDING for name in settings)
+    return about_transfers and waits_for_absent(context.result, context.recorded)
 
 
 def _may_end_waits(context: Context, name: str) -> bool:
