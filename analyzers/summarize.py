@@ -18,6 +18,7 @@ from perfscope.analyzers.job.blocks import us
 from perfscope.analyzers.job.collectives.cost_model import cost_rows
 from perfscope.analyzers.job.collectives.of_layers import rows_of_layers
 from perfscope.analyzers.job.collectives.of_loop import averaged_per_step, calls_per_step
+from perfscope.analyzers.job.collectives.slow_steps import slow_transfer_steps
 from perfscope.analyzers.job.collectives.table import collective_rows
 from perfscope.analyzers.job.critical_path import critical_path
 from perfscope.analyzers.job.extra_work import extra_cost, loop_costs
@@ -153,6 +154,7 @@ def summarize(
             conversions=extra_cost(result, attrgetter("conversions")),
             loops=loop_costs(result),
             loop_collectives=calls_per_step(result.partials, result.matched, len(result.steps)),
+            slow_transfers=slow_transfer_steps(result),
             averaged=averaged_per_step(result.partials, result.matched, len(result.steps)),
             of_layers=rows_of_layers(result.partials, result.matched),
             balanced_step_us=balanced_step_us(replay, pipeline),

@@ -86,6 +86,8 @@ class RuleContext:
     """Loops over many tensors outside the model, the costliest first."""
     loop_collectives: Mapping[str, float] = field(default_factory=dict)
     """Small collectives per step between the optimizer's step and the next forward, by kind."""
+    slow_transfers: Mapping[int, float] = field(default_factory=dict)
+    """Number of each used step whose transfers are slow -> how many times as long they take as in most steps."""
     averaged: float = 0.0
     """Larger all-reduces per step there: of parameters, which the loop averages, and not of gradients."""
     of_layers: frozenset[tuple[str, str, str | None, int | None]] = frozenset()

@@ -41,6 +41,8 @@ MEMORY_GBPS: Final = 1500.0
 """What kernels that read and write gradients are taken to move: an A100's memory."""
 _SIZE_ERROR: Final = 0.10
 """Least share of a transfer that a cost model may miss at sizes between and beyond the recorded ones."""
+_SLOWNESS: Final = 0.5
+"""Transfers of a round take at least so many times what the cost model says."""
 _BEYOND_ERROR: Final = 0.03
 """What is added to that for each doubling beyond the largest recorded size: a link that lets short bursts through
 faster, as shaped ones do, is slower for one transfer forty times as large (a fifth, in a real run)."""
@@ -257,13 +259,16 @@ class Context:
         return latency.of(transfer_ns, self.leaning)
 
     def transfer_ns(self, rank_op: RankOp, size: int) -> float:
-        """Transfer of ``rank_op``'s collective (ns) were it ``size`` bytes: by the fitted model; else from its own time
-        and its latency, known or assumed. Raises CannotReplay where its bytes are not known.
+        """Transfer of ``rank_op``'s collective (ns) were it ``size`` bytes: by the fitted model, of fewer bytes also
+        by its own time, so that a network which was slow for a while still is; else by its own time and its latency,
+        known or assumed. Raises CannotReplay where its bytes are not known.
         """
         collective = rank_op.collective
         if not collective.bytes:
             raise CannotReplay("the collectives' sizes are not recorded; record with shapes")
         model = self.model_of(collective.group, collective.kind)
+        if model is not None and size <= collective.bytes and rank_op.transfer_ns > model.alpha_ns:
+            return model.alpha_ns + (rank_op.transfer_ns - model.alpha_ns) * size / collective.bytes
         if model is not None:
             return model.alpha_ns + model.slope * size
         usual, recorded = (self._usual_transfer_ns(rank_op, bytes_) for bytes_ in (size, collective.bytes))
@@ -277,8 +282,13 @@ class Context:
         """
         first = rank_ops[0]
         collective = first.collective
-        if not collective.bytes or self.model_of(collective.group, collective.kind) is not None:
+        if not collective.bytes:
             return [self.transfer_ns(first, size) for size in sizes]
+        model = self.model_of(collective.group, collective.kind)
+        if model is not None:
+            usual = model.slope * sum(each.bytes for each in rank_ops)
+            slowness = sum(max(each.transfer_ns - model.alpha_ns, 0.0) for each in rank_ops) / usual if usual else 1.0
+            return [model.alpha_ns + model.slope * size * max(slowness, _SLOWNESS) for size in sizes]
         recorded = sum(self._usual_transfer_ns(each, each.bytes) for each in rank_ops)
         slowness = sum(each.transfer_ns for each in rank_ops) / recorded
         return [self._usual_transfer_ns(first, size) * slowness for size in sizes]

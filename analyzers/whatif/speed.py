@@ -13,6 +13,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from perfscope.analyzers.job.aligned import AlignedJob
+from perfscope.analyzers.job.collectives.slow_steps import slow_transfer_steps
 from perfscope.analyzers.job.rank_steps import collecting, pausing
 from perfscope.analyzers.job.utilisation import blind_ranks
 from perfscope.analyzers.rank.host_lane import HostTime
@@ -240,6 +241,18 @@ def _bandwidth(schedules: EditableSchedules, context: Context, name: str, value:
     return _scale_transfers(schedules, context, name, of_latency=1.0, of_bytes=1 / factor(name, value))
 
 
+def _slow_steps(schedules: EditableSchedules, context: Context, name: str, value: str) -> Uncertainty:
+    """``value`` times what transfers take longer in the steps in which the network is slow."""
+    left, slow = _share(name, value), slow_transfer_steps(context.result)
+    if not slow:
+        raise CannotReplay(f"{name}: transfers take about as long in all recorded steps")
+    schedules.steps_alike, schedules.settling = False, 0
+    for rank_op in schedules.issued():
+        times = slow.get(rank_op.collective.step or 0, 1.0)
+        rank_op.transfer_ns *= (1 + left * (times - 1)) / times
+    return Uncertainty(less=0.10, more=0.10)
+
+
 def _latency(schedules: EditableSchedules, context: Context, name: str, value: str) -> Uncertainty:
     """Latencies are ``value`` times what they were; bytes move as before."""
     return _scale_transfers(schedules, context, name, of_latency=factor(name, value), of_bytes=1.0)
@@ -276,6 +289,8 @@ _syncs = partial(_idle, TimeCategory.SYNC, "the job has no device that a call co
 SETTINGS = (
     Setting("network.bandwidth", "FACTORx", "every link this many times as fast", _bandwidth, 2, with_hosts=True),
     Setting("network.latency", "FACTORx", "latency of every collective times this", _latency, 2, with_hosts=True),
+    Setting("network.slow_steps", "SHARE", "the share of what transfers take longer in few steps that is left; 0: none",
+            _slow_steps, 2, with_hosts=True),
     Setting("rank.*", "peers", "rank N at its peers' pace: the median of the ranks that do the same work",
             _rank_at_peers_pace, -1, with_hosts=True),
     Setting(WORK_OF_RANKS, "even", "work spread evenly: the mean of the ranks that do the same work",

@@ -11,6 +11,7 @@ from tests.benchmarks.whatif_questions import Question, questions
 
 NOT_ASKED = {
     "host.gc",
+    "network.slow_steps",
     "env.OMP_NUM_THREADS",
     "gradients.reduce",
     "optimizer.loops",

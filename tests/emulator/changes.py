@@ -79,6 +79,7 @@ _DDP, _FSDP = frozenset(("ddp",)), frozenset(("fsdp",))
 _SETTINGS: dict[str, tuple[frozenset[str], Callable[[Job, str], Job | None]]] = {
     "network.bandwidth": (_ALL, _bandwidth),
     "network.latency": (_ALL, _latency),
+    "network.slow_steps": (_ALL, lambda job, _: replace(job, network=replace(job.network, busy_times=1.0))),
     "compute": (
         _ALL,
         lambda job, value: replace(job, compute_speed=job.compute_speed * float(value.removesuffix("x"))),

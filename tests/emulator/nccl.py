@@ -62,7 +62,9 @@ def transfer_ns(job: Job, group: Communicator, kind: str, size: int, step: int, 
     bandwidth: four GPUs take 42 us and 5 GB/s over PCIe (NCCL issue 445), 17 us over NVLink (nccl-tests issue 123).
     """
     slower = job.factor("slow link", -1)
-    ns = group.latency_ns * math.sqrt(slower) + size * wire_share(kind, len(group.ranks)) / group.gbps * slower
+    busy = job.network.busy_every and step % job.network.busy_every == 0
+    of_bytes = slower * (job.network.busy_times if busy else 1.0)
+    ns = group.latency_ns * math.sqrt(slower) + size * wire_share(kind, len(group.ranks)) / group.gbps * of_bytes
     jitter = 1 + job.network.jitter * abs(normal(job.seed, step, group.name, kind, number))
     return round(ns * jitter)
 

@@ -85,6 +85,10 @@ class Network:
     between_latency_ns: int = 45 * US
     between_gbps: float = 40.0
     jitter: float = 0.0
+    busy_every: int = 0
+    """In every so many-th step others use the network; 0: in none."""
+    busy_times: float = 1.0
+    """Bytes take so many times as long then."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Ranks that are not recorded: what seems transfer may be waiting for them, and then a quicker network saves nothing."""
+"""Ranks that are not recorded: what seems transfer may be waiting for them, which a quicker network does not end."""
 
 from __future__ import annotations
 
