@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
 
-from isal import isal_zlib
+from isal import igzip, isal_zlib
 
 from perfscope.errors import TraceError
 
@@ -178,6 +178,39 @@ def _is_clutter(entry: zipfile.ZipInfo) -> bool:
 
 
 class _Gzip:
+    """Unpacks with a file object: pieces that must be copied cost twice as much. Damage is left to ``_DamagedGzip``."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self.damage = ""
+        self._file = file
+        self._whole = igzip.IGzipFile(fileobj=file, mode="rb")  # type: ignore[no-untyped-call]
+        self._damaged: _DamagedGzip | None = None
+        self._produced = 0
+
+    def readinto(self, view: memoryview) -> int:
+        if self._damaged is None:
+            try:
+                got = self._whole.readinto(view)
+            except (EOFError, igzip.BadGzipFile, _DAMAGED):
+                self._damaged = self._again(view)
+            else:
+                self._produced += got
+                return got
+        got = self._damaged.readinto(view)
+        self.damage = self._damaged.damage
+        return got
+
+    def _again(self, scratch: memoryview) -> _DamagedGzip:
+        """Unpacked from the start, as far as it was read before; ``scratch`` is overwritten."""
+        self._file.seek(0)
+        again = _DamagedGzip(self._file)
+        left = self._produced
+        while left and (got := again.readinto(scratch[:left])):
+            left -= got
+        return again
+
+
+class _DamagedGzip:
     """Unpacks without a file object, because that discards what it has already unpacked when it meets damage."""
 
     def __init__(self, file: BinaryIO) -> None:
