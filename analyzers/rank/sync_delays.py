@@ -66,10 +66,10 @@ def sync_delays(
     parts: list[tuple[int, int, int]] = []
     gaps = (start_ns.tolist(), end_ns.tolist(), before.tolist(), most.tolist())
     for at, end, until, bound in zip(*gaps, strict=True):
-        for call in given[seen:until]:
-            left.append(call)
-            total += call[0]
-        seen = until
+        if until > seen:
+            left += given[seen:until]
+            total += sum(credit for credit, _ in given[seen:until])
+            seen = until
         while left and total > bound:
             credit, row = left.popleft()
             total -= credit
@@ -77,12 +77,14 @@ def sync_delays(
                 left.appendleft((bound - total, row))
                 total = bound
         while left and at < end:
-            credit, row = left.pop()
-            used = min(credit, end - at)
-            parts.append((at, at + used, row))
-            at, total = at + used, total - used
-            if used < credit:
-                left.append((credit - used, row))
+            credit, row = left[-1]
+            if credit > end - at:
+                parts.append((at, end, row))
+                left[-1], total = (credit - (end - at), row), total - (end - at)
+                break
+            left.pop()
+            parts.append((at, at + credit, row))
+            at, total = at + credit, total - credit
     table = np.array(parts, dtype=np.int64).reshape(-1, 3)
     return SyncDelays(table[:, 0], table[:, 1], table[:, 2])
 

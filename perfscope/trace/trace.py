@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfscope.frozen import dataclass
+from perfscope.trace.names import Names, is_kept
 
 Int64 = NDArray[np.int64]
 Int32 = NDArray[np.int32]
@@ -241,25 +242,25 @@ class Trace:
         return order[begin[categories[0]] : begin[categories[0] + 1]].astype(np.int64)
 
     def _rows_named(self, categories: tuple[Category, ...], named: Callable[[str], object]) -> Int64:
-        parts = []
+        parts: list[Ids] = []
         for category in categories:
             by_name = self._by_name[category]
-            parts += [by_name.rows_at(at) for at, name in enumerate(by_name.names) if named(self.strings[name])]
+            parts += map(by_name.rows_at, by_name.names.where(named))
         if not parts:
             return np.empty(0, dtype=np.int64)
         rows: Int64 = (parts[0] if len(parts) == 1 else np.sort(np.concatenate(parts))).astype(np.int64)
         return rows
 
     def names_where(self, predicate: Callable[[str], object], rows: Int64 | None = None) -> Bool:
-        """For each event, or each of these rows: whether its name satisfies ``predicate``, which runs once per distinct
-        name.
+        """For each event, or each of these rows: whether its name satisfies ``predicate``, which runs at most once per
+        distinct name.
         """
         names = self.name if rows is None else self.name[rows]
-        present = self._names
-        if len(names) < len(present):
-            present = sorted(set(names.tolist()))
         hit = np.zeros(len(self.strings), dtype=np.bool_)
-        hit[[name for name in present if predicate(self.strings[name])]] = True
+        if len(names) >= len(self._names) or is_kept(predicate):
+            hit[self._names.where(predicate)] = True
+        else:
+            hit[[name for name in sorted(set(names.tolist())) if predicate(self.strings[name])]] = True
         return hit[names]
 
     @functools.cached_property
@@ -276,10 +277,10 @@ class Trace:
         return _ByName(self)
 
     @functools.cached_property
-    def _names(self) -> list[int]:
+    def _names(self) -> Names:
         """Strings that are names of events. Most strings are no names but texts of shapes, which are many and long."""
-        names: list[int] = np.flatnonzero(np.bincount(self.name, minlength=1)).tolist()
-        return names
+        numbers = np.flatnonzero(np.bincount(self.name, minlength=1)).tolist()
+        return Names.of([self.strings[number] for number in numbers], numbers)
 
     def name_of(self, row: int) -> str:
         """The name of one event."""
@@ -314,9 +315,11 @@ class Trace:
 
 @dataclass(frozen=True, eq=False)
 class _NamedRows:
-    """The rows of one category by name, ascending in each: those of the name ``names[at]`` from ``begins[at]`` on."""
+    """The rows of one category by name, ascending in each: those of the name with the number ``at`` from ``begins[at]``
+    on.
+    """
 
-    names: list[int]
+    names: Names
     rows: Ids
     begins: list[int]
 
@@ -331,16 +334,18 @@ class _ByName(dict[Category, _NamedRows]):
     def __init__(self, trace: Trace) -> None:
         super().__init__()
         self._order, self._begin = trace._by_category
-        self._name, self._size = trace.name, len(trace.strings)
+        self._name, self._strings = trace.name, trace.strings
 
     def __missing__(self, category: Category) -> _NamedRows:
         rows = self._order[self._begin[category] : self._begin[category + 1]]
         names = self._name[rows]
         # Numbers of 16 bits are sorted in a fraction of the time.
-        order = np.argsort(names.astype(np.uint16) if self._size <= _TWO_16 else names, kind="stable")
+        order = np.argsort(names.astype(np.uint16) if len(self._strings) <= _TWO_16 else names, kind="stable")
         names = names[order]
         begins = np.flatnonzero(np.append(True, names[1:] != names[:-1])) if len(names) else np.empty(0, dtype=np.int64)
-        self[category] = found = _NamedRows(names[begins].tolist(), rows[order], [*begins.tolist(), len(names)])
+        texts = [self._strings[name] for name in names[begins].tolist()]
+        found = _NamedRows(Names.of(texts, range(len(texts))), rows[order], [*begins.tolist(), len(names)])
+        self[category] = found
         return found
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import re
 from typing import Final
+from weakref import WeakKeyDictionary, ref
 
 import numpy as np
 
@@ -176,11 +177,21 @@ def is_device_communication(name: str) -> bool:
     return _DEVICE_BEGIN.match(name) is not None or _DEVICE_WITHIN.search(name) is not None
 
 
+_KNOWN: Final[WeakKeyDictionary[DeviceWork, tuple[ref[Trace], Bool]]] = WeakKeyDictionary()
+"""Work -> what ``device_communication`` found: most analyses of a rank ask for it."""
+
+
 def device_communication(trace: Trace, work: DeviceWork) -> Bool:
     """For each piece of device work: whether it is communication, by the kernel's metadata or by its name."""
+    known = _KNOWN.get(work)
+    if known is not None and known[0]() is trace:
+        return known[1]
     named = trace.names_where(is_device_communication, work.row)
     described = np.isin(work.row, trace.collectives.row)
-    return np.asarray((named | described) & (trace.category[work.row] == Category.KERNEL))
+    found: Bool = (named | described) & (trace.category[work.row] == Category.KERNEL)
+    found.setflags(write=False)  # all who ask get the same array
+    _KNOWN[work] = ref(trace), found
+    return found
 
 
 def in_order_of_collectives(work: DeviceWork, is_communication: Bool) -> Int64:

@@ -6,6 +6,7 @@ shapes counts.
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 from typing import Final
@@ -27,6 +28,9 @@ FORMULAS: Final[dict[str, tuple[Formula, int]]] = {**products.FORMULAS, **layers
 
 _UNUSABLE: Final = (ValueError, TypeError, IndexError, KeyError, OverflowError, RecursionError)
 """What formulas raise on shapes that do not fit them, or that no tensor has."""
+
+_KINDS: Final = 1 << 12
+"""Kinds of calls whose FLOPs are kept: the next rank that the process reads has most of them, too."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -149,8 +153,11 @@ def flops_of(
     if not shapes:
         return None
     own = custom.get(name) if custom else None
-    if own is not None:
-        return _by_own(own, shapes, types, inputs)
+    return _by_formula(name, shapes, types, inputs) if own is None else _by_own(own, shapes, types, inputs)
+
+
+@functools.lru_cache(maxsize=_KINDS)
+def _by_formula(name: str, shapes: str, types: str, inputs: str) -> tuple[Flops, str] | None:
     entry = FORMULAS.get(name)
     if entry is None:
         return None
