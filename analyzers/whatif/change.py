@@ -214,7 +214,7 @@ class Context:
             own_ns_of=self.own_ns_of,
         )  # fmt: skip
 
-    @property
+    @functools.cached_property
     def on_devices(self) -> bool:
         """Does any rank compute on a device, not on the CPU?"""
         return any(partial.has_device_work for partial in self.result.partials.values())

@@ -60,9 +60,14 @@ class HostPart:
 
     def then(self, following: HostPart, work_ns: Float64) -> HostPart:
         """Both, one after the other, as the part of the op that follows, before which the device has ``work_ns``."""
-        first, second = self.launches.copy(), following.launches.copy()
-        first[:, OF_DEVICE_ROWS:] += work_ns
-        second[:, :HOST_ROWS] += self.own_ns
+        first, second = self.launches, following.launches
+        # Between messages most hosts launch nothing.
+        if len(first):
+            first = first.copy()
+            first[:, OF_DEVICE_ROWS:] += work_ns
+        if len(second):
+            second = second.copy()
+            second[:, :HOST_ROWS] += self.own_ns
         launches = np.concatenate((first, second)) if len(first) and len(second) else first if len(first) else second
         # Millions are made: ``replace`` takes several times as long.
         return HostPart(self.own_ns + following.own_ns, launches, following.lag_ns, following.waited_ns)
