@@ -49,7 +49,10 @@ def _executor(scheduler: str | None) -> Iterator[Executor | None]:
 
 
 def _import_page() -> None:
-    """What writes the page takes as long to import as to write it: done while other processes read ranks."""
+    """What writes the page takes as long to import as to write it: done while other processes read ranks. What the last
+    rank took in this one makes room for it.
+    """
+    allocator.give_back()
     importlib.import_module("perfscope.reports.page.page")
 
 

@@ -7,7 +7,7 @@ which then clears each page of the next ones; and each thread allocates in a par
 from __future__ import annotations
 
 import ctypes
-from typing import Final
+from typing import Any, Final
 
 # malloc.h
 _M_TRIM_THRESHOLD: Final = -1
@@ -22,9 +22,22 @@ _MAPPED: Final = 32 << 20
 
 def settle() -> None:
     """Set the allocator of this process and of those forked from it; nothing where it is another one."""
+    mallopt = _of_glibc("mallopt")
+    if mallopt is not None:
+        for option, value in ((_M_ARENA_MAX, 1), (_M_MMAP_THRESHOLD, _MAPPED), (_M_TRIM_THRESHOLD, _KEPT)):
+            mallopt(option, value)
+
+
+def give_back() -> None:
+    """Return to the system what is free, before another kind of work begins; nothing where it is another allocator."""
+    malloc_trim = _of_glibc("malloc_trim")
+    if malloc_trim is not None:
+        malloc_trim(0)
+
+
+def _of_glibc(name: str) -> Any:
+    """A function of glibc's; None where it is another library, or not a system that has one for all."""
     try:
-        mallopt = ctypes.CDLL(None).mallopt
-    except (AttributeError, OSError, TypeError):  # not glibc, or not a system that has one C library for all
-        return
-    for option, value in ((_M_ARENA_MAX, 1), (_M_MMAP_THRESHOLD, _MAPPED), (_M_TRIM_THRESHOLD, _KEPT)):
-        mallopt(option, value)
+        return getattr(ctypes.CDLL(None), name)
+    except (AttributeError, OSError, TypeError):
+        return None
