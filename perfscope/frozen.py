@@ -49,6 +49,19 @@ _NONE: Final = dataclasses.MISSING
 _SET: Final = "__set_field__"
 """What sets a field, in the constructors written here."""
 
+_MADE: Final = "__made__"
+"""What stands there for a default that is made anew each time."""
+
+
+class _Factory:
+    """Such a default, in signatures, as the standard library shows it."""
+
+    def __repr__(self) -> str:
+        return "<factory>"
+
+
+_FACTORY: Final = _Factory()
+
 
 def _frozen(kind: type, **options: bool) -> type:
     asked = {"__repr__": options.get("repr", True), "__hash__": options.get("eq", True)}
@@ -114,23 +127,26 @@ def _as_in_library(kind: type, name: str) -> Any:
     return vars(heir)[name]
 
 
-def _plain_fields(kind: Any) -> dict[str, tuple[Any, Any, bool]] | None:
-    """Name -> (type, default, is it given by name) of every field where the constructor does nothing but set each, in
-    their order, to what it is given or to its default; None for other classes.
+def _plain_fields(kind: Any) -> dict[str, tuple[Any, Any, bool, Any]] | None:
+    """Name -> (type, default, is it given by name, what makes its default) of every field where the constructor sets
+    each, in their order, to what it is given or to its default; None for other classes.
     """
     unread = vars(kind)["__dataclass_fields__"]
     if isinstance(unread, _FieldsWhenAskedFor) and _are_as_annotated(kind):
         by_name = unread.options.get("kw_only", False)
-        plain = {name: (text, getattr(kind, name, _NONE), by_name) for name, text in kind.__annotations__.items()}
+        annotated = kind.__annotations__.items()
+        plain: dict[str, tuple[Any, Any, bool, Any]] = {
+            name: (text, getattr(kind, name, _NONE), by_name, _NONE) for name, text in annotated
+        }
     else:
         fields = dataclasses.fields(kind)
-        all_set = all(field.init and field.default_factory is _NONE for field in fields)
-        if not all_set or len(fields) < len(kind.__dataclass_fields__):
+        if not all(field.init for field in fields) or len(fields) < len(kind.__dataclass_fields__):
             return None
-        plain = {field.name: (field.type, field.default, bool(field.kw_only)) for field in fields}
-    in_order = len({by_name for _, _, by_name in plain.values()}) <= 1
-    sets_all = in_order and plain.keys().isdisjoint(("self", _SET)) and not hasattr(kind, "__post_init__")
-    return plain if sets_all else None
+        plain = {
+            field.name: (field.type, field.default, bool(field.kw_only), field.default_factory) for field in fields
+        }
+    in_order = len({by_name for _, _, by_name, _ in plain.values()}) <= 1
+    return plain if in_order and plain.keys().isdisjoint(("self", _SET, _MADE)) else None
 
 
 def _are_as_annotated(kind: type) -> bool:
@@ -147,33 +163,47 @@ def _constructor(kind: Any) -> Any:
     fields = _plain_fields(kind)
     if fields is None:
         return None
-    by_name = any(each for _, _, each in fields.values())
-    template = _constructor_of(len(fields), by_name=by_name)
+    by_name = any(each for _, _, each, _ in fields.values())
+    makers = {_maker(at): make for at, (_, _, _, make) in enumerate(fields.values()) if make is not _NONE}
+    template = _constructor_of(len(fields), tuple(makers), by_name=by_name, goes_on=hasattr(kind, "__post_init__"))
     names = {_stand_in(at): name for at, name in enumerate(fields)}
     code = template.replace(
         co_varnames=tuple(names.get(name, name) for name in template.co_varnames),
         co_consts=tuple(names.get(value, value) for value in template.co_consts),
     )
-    defaults = {name: default for name, (_, default, _) in fields.items() if default is not _NONE}
-    method = types.FunctionType(
-        code, {_SET: object.__setattr__}, "__init__", () if by_name else tuple(defaults.values())
-    )
+    defaults = {
+        name: default if make is _NONE else _FACTORY
+        for name, (_, default, _, make) in fields.items()
+        if default is not _NONE or make is not _NONE
+    }
+    known = {_SET: object.__setattr__, _MADE: _FACTORY, **makers}
+    method = types.FunctionType(code, known, "__init__", () if by_name else tuple(defaults.values()))
     method.__kwdefaults__ = defaults if by_name else None
     method.__qualname__ = f"{kind.__qualname__}.__init__"
-    method.__annotations__ = {**{name: kept for name, (kept, _, _) in fields.items()}, "return": None}
+    method.__annotations__ = {**{name: kept for name, (kept, _, _, _) in fields.items()}, "return": None}
     return method
 
 
 @functools.cache
-def _constructor_of(count: int, *, by_name: bool) -> types.CodeType:
-    """The code of a constructor for so many fields, whose names stand-ins hold the places of."""
+def _constructor_of(count: int, makers: tuple[str, ...], *, by_name: bool, goes_on: bool) -> types.CodeType:
+    """The code of a constructor for so many fields, whose names stand-ins hold the places of. Defaults of some are made
+    by ``makers``; ``goes_on``: a ``__post_init__`` follows.
+    """
     stand_ins = [_stand_in(at) for at in range(count)]
     taken = ", ".join(("self", *(["*"] if by_name else []), *stand_ins))
-    lines = [f"    {_SET}(self, {name!r}, {name})\n" for name in stand_ins]
+    lines = []
+    for at, name in enumerate(stand_ins):
+        value = f"{_maker(at)}() if {name} is {_MADE} else {name}" if _maker(at) in makers else name
+        lines.append(f"    {_SET}(self, {name!r}, {value})\n")
+    lines += ["    self.__post_init__()\n"] if goes_on else []
     made: dict[str, Any] = {}
     exec(f"def __init__({taken}):\n{''.join(lines) or '    pass'}", made)  # noqa: S102  # as the library does
     code: types.CodeType = made["__init__"].__code__
     return code
+
+
+def _maker(at: int) -> str:
+    return f"__make_{at}__"
 
 
 def _stand_in(at: int) -> str:

@@ -225,7 +225,7 @@ def test_objects_are_those_of_the_standard_library(
 @pytest.mark.parametrize("name", list(OURS))
 def test_classes_are_those_of_the_standard_library(name: str) -> None:
     ours, theirs = OURS[name], THEIRS[name]
-    assert inspect.signature(ours) == inspect.signature(theirs)
+    assert str(inspect.signature(ours)) == str(inspect.signature(theirs))
     assert ours.__match_args__ == theirs.__match_args__
     assert repr(ours.__dataclass_params__) == repr(theirs.__dataclass_params__)
     assert (ours.__hash__ is None) == (theirs.__hash__ is None)
@@ -287,6 +287,22 @@ def test_a_constructor_that_only_sets_fields_needs_no_look_through_them() -> Non
     made = Unused(number=1)
     assert (made.number, made.other) == (1, 2)
     assert type(vars(Unused)["__dataclass_fields__"]).__name__ == "_FieldsWhenAskedFor"
+
+
+def test_defaults_are_made_before_what_follows_the_fields() -> None:
+    @frozen.dataclass(frozen=True)
+    class Counted:
+        """Looks at its fields when all of them are set."""
+
+        names: list[str] = dataclasses.field(default_factory=list)
+        least: int = 1
+
+        def __post_init__(self) -> None:
+            self.names.append(f"at least {self.least}")
+
+    assert Counted().names == ["at least 1"]
+    assert Counted(least=2).names == ["at least 2"]
+    assert Counted(["given"]).names == ["given", "at least 1"]
 
 
 def test_a_class_may_say_how_it_is_matched() -> None:
