@@ -6,11 +6,9 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from types import ModuleType
 from typing import Final
-
-from perfscope.frozen import dataclass
 
 Predicate = Callable[[str], object]
 
@@ -18,30 +16,25 @@ _SETS: Final = 12
 """Sets of names whose answers are kept: those of one rank's categories, and all of its names."""
 
 
-@dataclass(frozen=True, eq=False)
 class Names:
     """Distinct names, each with a number."""
 
-    numbers: Mapping[str, int]
-    _true_of: dict[Hashable, tuple[str, ...]]
+    def __init__(self, names: Sequence[str], numbers: Sequence[int]) -> None:
+        self._numbers = dict(zip(names, numbers, strict=True))
+        self._true_of = _answers(frozenset(names))
 
     def __len__(self) -> int:
-        return len(self.numbers)
-
-    @classmethod
-    def of(cls, names: Sequence[str], numbers: Sequence[int]) -> Names:
-        """These names, with these numbers."""
-        return cls(dict(zip(names, numbers, strict=True)), _answers(frozenset(names)))
+        return len(self._numbers)
 
     def where(self, predicate: Predicate) -> list[int]:
         """The numbers of the names that satisfy a predicate, which depends on nothing else."""
         key = _same_for_all(predicate)
         found = None if key is None else self._true_of.get(key)
         if found is None:
-            found = tuple(filter(predicate, self.numbers))
+            found = tuple(filter(predicate, self._numbers))
             if key is not None:
                 self._true_of[key] = found
-        return [self.numbers[name] for name in found]
+        return [self._numbers[name] for name in found]
 
 
 def is_kept(predicate: Predicate) -> bool:

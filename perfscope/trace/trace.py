@@ -280,7 +280,7 @@ class Trace:
     def _names(self) -> Names:
         """Strings that are names of events. Most strings are no names but texts of shapes, which are many and long."""
         numbers = np.flatnonzero(np.bincount(self.name, minlength=1)).tolist()
-        return Names.of([self.strings[number] for number in numbers], numbers)
+        return Names([self.strings[number] for number in numbers], numbers)
 
     def name_of(self, row: int) -> str:
         """The name of one event."""
@@ -344,7 +344,7 @@ class _ByName(dict[Category, _NamedRows]):
         names = names[order]
         begins = np.flatnonzero(np.append(True, names[1:] != names[:-1])) if len(names) else np.empty(0, dtype=np.int64)
         texts = [self._strings[name] for name in names[begins].tolist()]
-        found = _NamedRows(Names.of(texts, range(len(texts))), rows[order], [*begins.tolist(), len(names)])
+        found = _NamedRows(Names(texts, range(len(texts))), rows[order], [*begins.tolist(), len(names)])
         self[category] = found
         return found
 

@@ -23,19 +23,19 @@ def _forgotten() -> None:
 
 
 def test_another_rank_with_the_same_names_is_not_asked() -> None:
-    first, second = Names.of(["a sum", "b", "c sum"], [4, 7, 2]), Names.of(["c sum", "a sum", "b"], [0, 1, 2])
+    first, second = Names(["a sum", "b", "c sum"], [4, 7, 2]), Names(["c sum", "a sum", "b"], [0, 1, 2])
     assert sorted(first.where(is_sum)) == [2, 4]
     assert sorted(second.where(is_sum)) == [0, 1]
     assert ASKED == ["a sum", "b", "c sum"]
 
 
 def test_other_names_are_asked() -> None:
-    assert Names.of(["d sum", "e"], [0, 1]).where(is_sum) == [0]
-    assert Names.of(["d sum", "f sum"], [0, 1]).where(is_sum) == [0, 1]
+    assert Names(["d sum", "e"], [0, 1]).where(is_sum) == [0]
+    assert Names(["d sum", "f sum"], [0, 1]).where(is_sum) == [0, 1]
 
 
 def test_patterns_and_texts_are_told_apart_by_what_they_say_and_ask() -> None:
-    names = Names.of(["aten::add", "add"], [0, 1])
+    names = Names(["aten::add", "add"], [0, 1])
     assert names.where(re.compile("add").match) == [1]
     assert names.where(re.compile("add").search) == [0, 1]
     assert names.where(re.compile("aten").match) == [0]
@@ -44,7 +44,7 @@ def test_patterns_and_texts_are_told_apart_by_what_they_say_and_ask() -> None:
 
 
 def test_what_is_made_for_one_question_is_asked_each_time() -> None:
-    names = Names.of(["a", "b"], [0, 1])
+    names = Names(["a", "b"], [0, 1])
     for wanted in ("a", "b"):
         assert names.where(lambda name: name in wanted) == [("a", "b").index(wanted)]  # noqa: B023 - called here
     assert names.where({"b"}.__contains__) == [1]
