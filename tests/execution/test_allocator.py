@@ -62,6 +62,6 @@ def test_what_is_free_below_what_is_not_can_be_given_back() -> None:
 def test_another_library_is_left_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     from perfscope.execution import allocator
 
-    monkeypatch.setattr(allocator.ctypes, "CDLL", lambda _: object())
+    monkeypatch.setattr("ctypes.CDLL", lambda _: object())
     allocator.settle()
     allocator.give_back()
