@@ -19,11 +19,25 @@ def _number(label: str) -> int:
 
 def normal(seed: int, *where: int | str) -> float:
     """A standard normal number that belongs to ``where``."""
+    return normal_in(place(seed, *where[:-1]), where[-1])
+
+
+def place(seed: int, *where: int | str) -> int:
+    """What the numbers of all that is in ``where`` have in common: a step's many kernels find it once."""
     word = seed
     for part in where:
-        word = ((word ^ (part if isinstance(part, int) else _number(part))) * _MIX) & _WORD
-        word ^= word >> 29
-    return _NORMAL[(word * _MIX & _WORD) >> (64 - _BITS)]
+        word = _within(word, part)
+    return word
+
+
+def normal_in(place: int, part: int | str) -> float:
+    """``normal`` of a part of a ``place``."""
+    return _NORMAL[(_within(place, part) * _MIX & _WORD) >> (64 - _BITS)]
+
+
+def _within(word: int, part: int | str) -> int:
+    word = ((word ^ (part if isinstance(part, int) else _number(part))) * _MIX) & _WORD
+    return word ^ (word >> 29)
 
 
 def uniform(seed: int, *where: int | str) -> float:

@@ -110,7 +110,8 @@ class Machine:
         while self._agenda:
             work = self._agenda.pop()
             work.start_ns = work.earliest_ns
-            self._ready.extend(self._begun.pop(work, ()))
+            if self._begun:
+                self._ready.extend(self._begun.pop(work, ()))
             if not work.meetings:
                 self._end(work, work.start_ns + work.duration_ns)
                 continue
@@ -128,7 +129,8 @@ class Machine:
 
     def _end(self, work: Work, end_ns: int) -> None:
         work.end_ns = end_ns
-        self._ready.extend(self._ended.pop(work, ()))
+        if self._ended:
+            self._ready.extend(self._ended.pop(work, ()))
         for follower, gap_ns in work.followers:
             follower.earliest_ns = max(follower.earliest_ns, end_ns + gap_ns)
             follower.blockers -= 1

@@ -6,7 +6,7 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.emulator.chance import normal
+from tests.emulator.chance import normal, normal_in, place
 from tests.emulator.machine import Machine, Meeting, Started, Waits, Work
 from tests.emulator.spec import MS, US, Job
 
@@ -90,6 +90,7 @@ class Rank:
         self.communicators = communicators
         self.now = self._first_ns()
         self.step = -1
+        self._luck = place(job.seed, number, self.step)
         self.recording = False
         self.final: list[Work] = []
         """The last work of each step on each stream."""
@@ -133,7 +134,8 @@ class Rank:
         self._close_step()
         self.step = step
         job = self.job
-        self._pace = max(0.5, 1 + job.noise * normal(job.seed, self.number, step, "host"))
+        self._luck = place(job.seed, self.number, step)
+        self._pace = max(0.5, 1 + job.noise * normal_in(self._luck, "host"))
         self.bounds.append(self.now)
         recorded = step - self.job.warmup
         self.recording = self.job.recording.kept and 0 <= recorded < self.job.recording.steps
@@ -160,7 +162,7 @@ class Rank:
 
     def operator(self, name: str, **args: Any) -> _Seen | _Unseen:
         """A framework operator, whose dispatch is the caller's to ``spend``."""
-        return self.call("cpu_op", name, **args)
+        return self.call("cpu_op", name, **args) if self.recording else _UNSEEN
 
     def annotation(self, name: str) -> _Seen | _Unseen:
         """A range: ``record_function``."""
@@ -176,10 +178,11 @@ class Rank:
         self, work: Work, after: Sequence[Work] = (), call: str = "cudaLaunchKernel"
     ) -> Generator[Any, None, Work]:
         """Give work to the device; blocks while its queue is full."""
-        with self.call("cuda_runtime", call) as recorded:
+        with self.call("cuda_runtime", call) if self.recording else _UNSEEN as recorded:
             if len(self._launched) >= QUEUE:
                 oldest = self._launched[-QUEUE]
-                yield Started(oldest)
+                if oldest.start_ns is None:  # the machine would find out, for each of a thousand launches
+                    yield Started(oldest)
                 assert oldest.start_ns is not None
                 self.now = max(self.now, oldest.start_ns)
             called_ns = self.now
@@ -202,9 +205,11 @@ class Rank:
         """Compute for ``ns`` (on a healthy device) on the compute stream; ``label`` names its random number."""
         ns *= self._device_factor
         if self.job.noise:
-            ns *= max(0.5, 1 + self.job.noise * normal(self.job.seed, self.number, self.step, label))
+            ns *= max(0.5, 1 + self.job.noise * normal_in(self._luck, label))
         work = Work(self.number, COMPUTE, "kernel", name, max(round(ns), 1), self.now)
-        return (yield from self.launch(work, (*after, *self._awaited())))
+        if self._dependences:
+            after = (*after, *self._awaited())
+        return (yield from self.launch(work, after))
 
     def depend(self, works: Sequence[Work]) -> None:
         """``stream.wait_event``: what is launched next on the compute stream waits for these."""
