@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-import perfscope
 from perfscope.analyzers.job.pipelines.table import ideal_bubble_share
 from perfscope.analyzers.losses import launches_few
 from perfscope.analyzers.rank.steps import CUT, UNMARKED
@@ -20,6 +19,7 @@ from perfscope.results.notes import note
 from perfscope.results.rows import CollectiveRow, PathRow, StragglerRow, Verdict
 from perfscope.results.tables import LaunchRow, OperatorRow
 from tests.analyzers.job.pipelines.pipeline_jobs import FOUR, made, pipeline, waiting
+from tests.analyzers.measured import advised
 from tests.analyzers.rules.jobs import STEP_US, breakdown, changed, context, kernel, starved
 from tests.generator import ExtraLayers, ModelSpec, simulate
 from tests.reports import examples
@@ -421,7 +421,7 @@ class TestPipelines:
     def test_a_whole_job(self, tmp_path: Path) -> None:
         spec = pipeline(steps=4, model=ModelSpec(layers=4, tokens=2048), end_sync=True, noise=0.003)
         simulate(spec).write(tmp_path)
-        summary = perfscope.analyze(tmp_path)
+        summary = advised(tmp_path)
         assert not summary.verdict.healthy
         assert "inherent in 4 stages and 8 micro-batches" in summary.verdict.headline
         assert [finding.rule for finding in summary.findings] == ["pipeline-bubble"]
@@ -431,7 +431,7 @@ class TestPipelines:
     def test_a_whole_job_with_uneven_stages(self, tmp_path: Path) -> None:
         spec = pipeline(steps=4, causes=(ExtraLayers(stages=(2,), layers=1),))
         simulate(spec).write(tmp_path)
-        summary = perfscope.analyze(tmp_path)
+        summary = advised(tmp_path)
         assert not summary.verdict.healthy
         first, *others = summary.findings
         assert (first.rule, first.severity) == ("pipeline-imbalance", "medium")

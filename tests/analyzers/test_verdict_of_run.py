@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-import perfscope
 from perfscope.analyzers.verdict import recoverable
 from perfscope.analyzers.verdict_of_run import with_history
 from perfscope.recording.history import Block, pack
@@ -18,6 +17,7 @@ from perfscope.results.history import History, LongSteps
 from perfscope.results.notes import note
 from perfscope.results.rows import Verdict
 from perfscope.results.summary import Summary
+from tests.analyzers.measured import advised
 from tests.benchmarks.delayed_runs import PlantedDelay, RunPlan, simulate, write
 
 
@@ -25,12 +25,12 @@ def verdicts(sample: Path, ranks: int, cause: PlantedDelay | None, folder: Path)
     """On a sample alone, and beside the history of a simulated run."""
     both = folder / "both"
     shutil.copytree(sample, both)
-    alone = perfscope.analyze(both).verdict
+    alone = advised(both).verdict
     plan = RunPlan("ddp", ranks, steps=300, step_ms=50, noise=0.01, unlike=0.002, transfer=0.1, cause=cause, seed=4)
     write(simulate(plan), plan, folder / "run")
     for file in (folder / "run").glob("*.steps.bin"):
         shutil.copy(file, both)
-    return alone, perfscope.analyze(both).verdict
+    return alone, advised(both).verdict
 
 
 def test_a_rank_that_delays_the_run_and_not_the_recorded_steps_is_in_the_verdict(samples: Path, tmp_path: Path) -> None:
@@ -62,7 +62,7 @@ def test_a_rank_that_delays_the_recorded_steps_alone_is_little_sure(samples: Pat
     assert both.headline == (
         f"{alone.headline} Over the whole run it costs next to nothing: the recorded steps are not typical."
     )
-    summary = perfscope.analyze(tmp_path / "both")
+    summary = advised(tmp_path / "both")
     assert {row.confidence for row in summary.stragglers} == {"low"}
     assert [one.confidence for one in summary.findings if one.rule == "straggling-rank"] == [Confidence.LOW]
 
@@ -70,12 +70,12 @@ def test_a_rank_that_delays_the_recorded_steps_alone_is_little_sure(samples: Pat
 def test_pauses_that_the_recorded_steps_do_not_hold_lead_the_verdict(samples: Path, tmp_path: Path) -> None:
     """Of 200 steps of 50 ms every 25th takes a second, on both ranks; waiting was not measured."""
     shutil.copytree(samples / "healthy", tmp_path, dirs_exist_ok=True)
-    alone = perfscope.analyze(tmp_path).verdict
+    alone = advised(tmp_path).verdict
     times = [1_000_000 if step % 25 == 24 else 50_000 for step in range(200)]
     for rank in range(2):
         block = Block(0, 0, 1_758_580_000_000_000_000, times, {}, bytes(len(times)))
         steps_file(tmp_path, rank).write_bytes(pack(block))
-    summary = perfscope.analyze(tmp_path)
+    summary = advised(tmp_path)
     assert summary.history is not None
     again = summary.history.long_steps
     assert again is not None
@@ -102,7 +102,7 @@ def with_long_steps(summary: Summary, steps: tuple[int, ...], *, period: int | N
 
 def test_long_steps_that_come_as_the_evaluations_do_are_evaluations(samples: Path) -> None:
     """The recorded steps 8 and 12 are left out for their evaluation."""
-    alone = perfscope.analyze(samples / "healthy")
+    alone = advised(samples / "healthy")
     left_out = note("steps", "evaluation_left_out", steps=[8, 12], share=0.1, alone=[])
     summary = replace(alone, notes=(*alone.notes, left_out))
     for steps, period in (((20, 24, 28), None), ((20, 24, 28, 36), 4)):
@@ -116,7 +116,7 @@ def test_long_steps_that_come_as_the_evaluations_do_are_evaluations(samples: Pat
 
 
 def test_a_change_that_saves_more_than_the_long_steps_take_stays_first(samples: Path) -> None:
-    summary = perfscope.analyze(samples / "slow_rank")
+    summary = advised(samples / "slow_rank")
     assert recoverable(summary) > 0.3
     behind = with_long_steps(summary, (20, 24, 28, 36), period=4, share=0.3)
     assert behind.headline.startswith(summary.verdict.headline)

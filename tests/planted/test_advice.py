@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-import perfscope
 from perfscope.results.summary import Summary
+from tests.analyzers.measured import advised
 from tests.generator import (
     MIB,
     MS,
@@ -39,7 +39,7 @@ def step_us(truth: Truth) -> float:
 
 def analyzed(spec: JobSpec, folder: Path) -> Summary:
     simulate(spec).write(folder, file_template=TENSORBOARD)
-    return perfscope.analyze(folder, workers=1)
+    return advised(folder)
 
 
 @pytest.mark.scale
@@ -72,7 +72,7 @@ def test_what_would_help_missing_ranks_alone_need_not_be_advised(tmp_path: Path)
     slow = SlowLoader(ranks=(3,), load_ns=30 * MS)
     spec = JobSpec(steps=4, loader=LoaderSpec(workers=0, load_ns=50 * US), causes=(slow,))
     simulate(spec).write(tmp_path, ranks=(0, 1, 2))
-    silent = replace(perfscope.analyze(tmp_path, workers=1), findings=())
+    silent = replace(advised(tmp_path), findings=())
     assert judge_advice(spec, (3,), silent, step_us) is None
     seen = judge_advice(spec, (), silent, step_us)
     assert seen is not None

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-import perfscope
 from perfscope.results.rows import StragglerRow
 from perfscope.results.summary import Summary
+from tests.analyzers.measured import advised
 from tests.generator import TENSORBOARD, Job, simulate
 from tests.planted.jobs import Expected, Planted, jobs
 
@@ -42,7 +42,7 @@ LARGE = tuple(job for job in jobs(64) if job.name in ON_64)
 def test_the_straggler_is_reported_with_its_cost_and_no_other_rank_is(planted: Planted, tmp_path: Path) -> None:
     job = simulate(planted.spec)
     job.write(tmp_path, file_template=TENSORBOARD)
-    summary = perfscope.analyze(tmp_path)
+    summary = advised(tmp_path)
     # Clocks that run at different speeds leave some 10 ppm.
     assert summary.replay.error == pytest.approx(0.0, abs=1e-4)
     assert summary.job.step_time_us == pytest.approx(job.truth.step_time_ns / 1e3, rel=0.001)

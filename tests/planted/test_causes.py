@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-import perfscope
 from perfscope.results.summary import Summary
 from perfscope.results.time_breakdown import TimeBreakdown
+from tests.analyzers.measured import advised, measured
 from tests.generator import (
     MIB,
     MS,
@@ -151,7 +151,7 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     job = simulate(scenario.spec)
     folder = tmp_path_factory.mktemp("job")
     job.write(folder)
-    return Case(scenario, job, perfscope.analyze(folder))
+    return Case(scenario, job, advised(folder))
 
 
 def test_every_rank_and_step_is_used(case: Case) -> None:
@@ -352,7 +352,7 @@ def test_few_steps_are_weak_evidence(tmp_path_factory: pytest.TempPathFactory) -
     folder = tmp_path_factory.mktemp("short")
     simulate(JobSpec(steps=3, causes=(SLOW_RANK,))).write(folder)
 
-    (row,) = perfscope.analyze(folder).stragglers
+    (row,) = advised(folder).stragglers
 
     assert (row.rank, row.cause, row.confidence) == (2, "compute", "low")
 
@@ -362,7 +362,7 @@ def test_a_missing_rank_makes_waits_a_bound(tmp_path_factory: pytest.TempPathFac
     job = simulate(JobSpec(causes=(SLOW_RANK,)))
     job.write(folder)[2].unlink()
 
-    summary = perfscope.analyze(folder)
+    summary = measured(folder)
 
     assert summary.job.missing_ranks == (2,)
     assert [row.rank for row in summary.time_breakdown] == [0, 1, 3]

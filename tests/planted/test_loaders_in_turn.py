@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-import perfscope
+from tests.analyzers.measured import measured
 from tests.generator import JobSpec, LoaderSpec, SlowLoader, simulate
 from tests.generator.parts import MS
 from tests.planted.jobs import data_parallel
@@ -31,7 +31,7 @@ def test_ranks_whose_loaders_are_slow_in_turn_are_named(ranks: tuple[int, ...], 
     spec = replace(data_parallel(size, "ddp"), steps=12, loader=LoaderSpec(workers=0, load_ns=MS), backend=backend)
     job, healthy = simulate(in_turn(spec, ranks, 8 * MS)), simulate(spec)
     job.write(tmp_path)
-    summary = perfscope.analyze(tmp_path, workers=1)
+    summary = measured(tmp_path)
     (row,) = summary.stragglers
     assert (row.ranks, row.cause, row.scope, row.pattern) == (ranks, "dataloader", "job", "rotating")
     cost_us = (job.truth.step_time_ns - healthy.truth.step_time_ns) / 1e3
@@ -42,5 +42,5 @@ def test_loaders_that_are_all_slow_accuse_no_ranks_in_turn(tmp_path: Path) -> No
     """Every batch takes long on every rank, some a little longer than others."""
     spec = replace(data_parallel(8, "ddp"), steps=12, loader=LoaderSpec(workers=0, load_ns=8 * MS, spread=0.03))
     simulate(spec).write(tmp_path)
-    summary = perfscope.analyze(tmp_path, workers=1)
+    summary = measured(tmp_path)
     assert not summary.stragglers

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-import perfscope
+from tests.analyzers.measured import advised
 from tests.generator import SlowCompute, simulate
 from tests.planted.advice import judge_advice
 from tests.planted.jobs import data_parallel
@@ -15,7 +15,7 @@ def test_a_slow_host_is_mended_with_its_ranks_that_are_missing(tmp_path: Path) -
     slow = SlowCompute(ranks=(4, 5, 6, 7), factor=1.3)
     spec, missing = replace(data_parallel(8, "ddp"), causes=(slow,), noise=0.0), (5,)
     simulate(spec).write(tmp_path, ranks=[rank for rank in range(8) if rank not in missing])
-    summary = perfscope.analyze(tmp_path, workers=1)
+    summary = advised(tmp_path)
     (finding,) = (one for one in summary.findings if one.rule == "straggling-rank")
     # At its peers' pace each recorded rank of the host would still wait for the missing one: that is no advice.
     assert not finding.whatif

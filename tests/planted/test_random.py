@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-import perfscope
 from perfscope.results.summary import Summary
+from tests.analyzers.measured import advised
 from tests.generator import (
     MS,
     TENSORBOARD,
@@ -36,7 +36,7 @@ FIRST, SECOND = (Pause(ranks=(rank,), steps=(11, 13), pause_ns=4 * MS) for rank 
 def analyzed(spec: JobSpec, folder: Path) -> tuple[Job, Summary]:
     job = simulate(spec)
     job.write(folder, file_template=TENSORBOARD)
-    return job, perfscope.analyze(folder, workers=1)
+    return job, advised(folder)
 
 
 @pytest.mark.parametrize(("causes", "cause"), [((RACE,), "compute"), ((FIRST, SECOND), "host")])

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-import perfscope
 from perfscope.results.summary import Summary
+from tests.analyzers.measured import advised
 from tests.generator import ExtraLayers, Job, JobSpec, ModelSpec, SlowCompute, simulate
 from tests.planted.jobs import data_parallel, pipeline
 
@@ -31,7 +31,7 @@ def without_shapes(spec: JobSpec, folder: Path) -> tuple[Job, Summary]:
             for name in ("Input Dims", "Input type", "Concrete Inputs"):
                 event.get("args", {}).pop(name, None)
         path.write_bytes(gzip.compress(json.dumps(document).encode(), 1))
-    summary = perfscope.analyze(folder, workers=1)
+    summary = advised(folder)
     assert summary.utilisation.mfu is None
     return job, summary
 

@@ -16,7 +16,7 @@ from perfscope.errors import UnusableInput
 from perfscope.results.comparison import Comparison, Difference
 from perfscope.results.history import History, HistoryBin
 from perfscope.results.summary import Summary
-from tests.analyzers.measured import measured
+from tests.analyzers.measured import advised, measured
 from tests.generator import (
     MS,
     HostSync,
@@ -54,7 +54,7 @@ def analyzed(tmp_path_factory: pytest.TempPathFactory) -> Analyzed:
             folder = tmp_path_factory.mktemp("job")
             job = simulate(spec)
             job.write(folder, compress=False)
-            made[key] = perfscope.analyze(folder, workers=1), job.truth.step_time_ns / 1e3
+            made[key] = advised(folder), job.truth.step_time_ns / 1e3
         return made[key]
 
     return analyze
@@ -71,7 +71,7 @@ def _real(difference: Difference) -> set[str]:
 
 
 def _agrees(difference: Difference, truth_us: float, rows: set[str]) -> None:
-    """The true difference is of all steps; what is judged, of those that are like the others."""
+    """The true difference is of all steps; what is advised, of those that are like the others."""
     step = difference.step
     assert step.candidate_mean_us - step.baseline_mean_us == pytest.approx(truth_us, rel=0.05)
     assert _real(difference) == rows == set(difference.causes)

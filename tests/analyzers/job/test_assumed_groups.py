@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-import perfscope
+from tests.analyzers.measured import measured
 
 TENSOR, DATA = ((0, 1), (2, 3)), ((0, 2), (1, 3))
 STEPS, LAYERS = 6, 8
@@ -73,7 +73,7 @@ def write(mesh: Mesh, folder: Path, **stated: object) -> None:
 @pytest.mark.parametrize("stated", [{}, {"world_size": 4}])
 def test_rows_and_columns_of_a_mesh_are_told_apart(stated: dict[str, int], tmp_path: Path) -> None:
     write(Mesh(), tmp_path, **stated)
-    summary = perfscope.analyze(tmp_path)
+    summary = measured(tmp_path)
     assert {group.ranks: group.role for group in summary.groups} == {
         **dict.fromkeys(TENSOR, "tensor"), **dict.fromkeys(DATA, "data")
     }  # fmt: skip
@@ -83,7 +83,7 @@ def test_rows_and_columns_of_a_mesh_are_told_apart(stated: dict[str, int], tmp_p
 
 def test_a_straggler_in_a_mesh_is_named_with_its_cost(tmp_path: Path) -> None:
     write(Mesh(slow=1.5), tmp_path)
-    (row,) = perfscope.analyze(tmp_path).stragglers
+    (row,) = measured(tmp_path).stragglers
     assert (row.ranks, row.cause) == ((3,), "compute")
     assert row.lost_us == pytest.approx(simulate(Mesh(slow=1.5))[0] - simulate(Mesh())[0], rel=0.03)
 
@@ -98,16 +98,16 @@ def test_what_shows_no_mesh_is_of_all_ranks(
     rows: tuple[tuple[int, ...], ...], columns: tuple[tuple[int, ...], ...], tmp_path: Path
 ) -> None:
     write(Mesh(rows=rows, columns=columns), tmp_path)
-    assert {group.ranks for group in perfscope.analyze(tmp_path).groups} == {(0, 1, 2, 3)}
+    assert {group.ranks for group in measured(tmp_path).groups} == {(0, 1, 2, 3)}
 
 
 def test_rows_beside_groups_of_all_ranks_are_told_by_what_they_miss(tmp_path: Path) -> None:
     """A row has often ended before the other one began."""
     write(Mesh(columns=((0, 1, 2, 3),), noise=0.2), tmp_path)
-    assert {group.ranks for group in perfscope.analyze(tmp_path).groups} == {*TENSOR, (0, 1, 2, 3)}
+    assert {group.ranks for group in measured(tmp_path).groups} == {*TENSOR, (0, 1, 2, 3)}
 
 
 def test_groups_that_are_stated_are_left(tmp_path: Path) -> None:
     config = [{"pg_name": "0", "ranks": [0, 1, 2, 3], "pg_desc": "default_pg"}]
     write(Mesh(), tmp_path, world_size=4, pg_config=config)
-    assert {group.ranks for group in perfscope.analyze(tmp_path).groups} == {(0, 1, 2, 3)}
+    assert {group.ranks for group in measured(tmp_path).groups} == {(0, 1, 2, 3)}

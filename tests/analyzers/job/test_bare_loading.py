@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-import perfscope
 from perfscope.results.summary import Summary
+from tests.analyzers.measured import advised, measured
 
 WORKERS = "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"
 ALONE = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
@@ -55,13 +55,13 @@ def lone_straggler(summary: Summary) -> tuple[tuple[int, ...], str, float]:
 )  # fmt: skip
 def test_a_slow_loader_of_one_rank(name: str, category: str, tmp_path: Path) -> None:
     write(tmp_path, {0: 200, 1: 18_000, 2: 200, 3: 200}, name, category=category)
-    assert lone_straggler(perfscope.analyze(tmp_path)) == ((1,), "dataloader", pytest.approx(17_800, rel=0.02))
+    assert lone_straggler(advised(tmp_path)) == ((1,), "dataloader", pytest.approx(17_800, rel=0.02))
 
 
 @pytest.mark.parametrize("name", ["load_state", "batch_norm", "data_parallel", "get_batch_norm", "epoch"])
 def test_other_ranges_are_no_loading(name: str, tmp_path: Path) -> None:
     write(tmp_path, {0: 200, 1: 18_000, 2: 200, 3: 200}, name)
-    summary = perfscope.analyze(tmp_path)
+    summary = measured(tmp_path)
     assert not summary.dataloader
     assert all(row.cause != "dataloader" for row in summary.stragglers)
 
@@ -79,7 +79,7 @@ def test_waits_that_most_ranks_share_are_what_taking_a_batch_costs(
     loads_ms: tuple[int, ...], tmp_path: Path, *, named: bool
 ) -> None:
     write(tmp_path, {rank: 1_000 * load for rank, load in enumerate(loads_ms)}, WORKERS)
-    summary = perfscope.analyze(tmp_path)
+    summary = advised(tmp_path)
     if named:
         assert lone_straggler(summary) == ((1,), "dataloader", pytest.approx(15_000, rel=0.02))
     else:
@@ -89,6 +89,6 @@ def test_waits_that_most_ranks_share_are_what_taking_a_batch_costs(
 @pytest.mark.parametrize("name", [WORKERS, ALONE])
 def test_loading_between_two_steps_counts(name: str, tmp_path: Path) -> None:
     write(tmp_path, dict.fromkeys(range(4), 20_000), name, between=True)
-    summary = perfscope.analyze(tmp_path)
+    summary = advised(tmp_path)
     assert summary.findings[0].rule == "dataloader-workers"
     assert all(row.batches_per_step == pytest.approx(0.75) for row in summary.dataloader)  # the first lies before

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from perfscope.analyzers.analyze import analyze
+from tests.analyzers.measured import measured
 from tests.generator import MS, JobSpec, ModelSpec, PipelineSpec, simulate
 
 ALONE = JobSpec(
@@ -24,7 +24,7 @@ ALONE = JobSpec(
 
 
 def kinds(folder: Path) -> dict[str, str]:
-    return {note.kind: note.text for note in analyze(folder).notes}
+    return {note.kind: note.text for note in measured(folder).notes}
 
 
 @pytest.mark.parametrize("missing", [False, True])

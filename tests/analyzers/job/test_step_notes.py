@@ -18,7 +18,7 @@ from tests.emulator.spec import MS, Job, Loader, Model, Recording
 @pytest.mark.parametrize(("source", "noted"), [("backward", True), ("gradients", True), ("optimizer", False)])
 def test_steps_that_are_backward_passes_are_named_so(tmp_path: Path, source: str, *, noted: bool) -> None:
     record_on_cpus(tmp_path, steps=StepsMetadata(seen=20, detected_by=source))
-    assert ("steps_by_backward" in {note.kind for note in perfscope.analyze(tmp_path).notes}) == noted
+    assert ("steps_by_backward" in {note.kind for note in measured(tmp_path).notes}) == noted
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ def write_steps(folder: Path, takes_us: list[int], first: int = 0, rows: list[in
 )
 def test_the_jobs_start_is_no_usual_step(first: int, takes_us: list[int], left_out: list[int], tmp_path: Path) -> None:
     write_steps(tmp_path, takes_us, first)
-    summary = perfscope.analyze(tmp_path)
+    summary = measured(tmp_path)
     told = [note for note in summary.notes if note.kind == "starting_left_out"]
     assert [note.values["steps"] for note in told] == ([left_out] if left_out else [])
     assert summary.job.steps == tuple(range(first + len(left_out), first + len(takes_us)))
@@ -163,6 +163,6 @@ def test_a_long_step_that_waits_for_its_batch_is_told_so(tmp_path: Path) -> None
         now += waits + 990
     device = {"id": 0, "name": "NVIDIA A100-SXM4-80GB"}
     (tmp_path / "trace.json").write_text(json.dumps({"deviceProperties": [device], "traceEvents": events}))
-    (note,) = (note for note in perfscope.analyze(tmp_path).notes if note.kind.startswith("long_step"))
+    (note,) = (note for note in measured(tmp_path).notes if note.kind.startswith("long_step"))
     assert note.kind == "long_step_of_loading"
     assert "waiting for a batch that took longer to load" in note.text

@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import perfscope
 from perfscope.analyzers.merge.scalars import job_curves
 from perfscope.errors import UnusableInput
 from perfscope.recording import paths
@@ -18,6 +17,7 @@ from perfscope.recording.history import Block, pack
 from perfscope.reports import tensorboard
 from perfscope.results.categories import CATEGORIES
 from perfscope.results.scalars import Curves, Point
+from tests.analyzers.measured import measured
 from tests.analyzers.merge.perfetto_file import fields
 from tests.generator import JobSpec, SlowCompute, simulate
 
@@ -74,7 +74,7 @@ def test_the_checksum_is_the_standards() -> None:
 def test_every_step_has_its_own_number_and_the_breakdowns_shares(recording: Path, tmp_path: Path) -> None:
     files = tensorboard.write(job_curves(recording), tmp_path)
     assert {file.parent.name for file in files} == {"job", "rank-0", "rank-1", "rank-2"}
-    summary = perfscope.analyze(recording)
+    summary = measured(recording)
     for row in summary.time_breakdown:
         (path,) = (tmp_path / f"rank-{row.rank}").glob("*capture-0")
         found = scalars(path)
@@ -95,7 +95,7 @@ def test_the_jobs_curves(recording: Path, tmp_path: Path) -> None:
     tensorboard.write(job_curves(recording), tmp_path)
     (path,) = (tmp_path / "job").glob("*capture-0")
     found = scalars(path)
-    summary = perfscope.analyze(recording)
+    summary = measured(recording)
     assert [value * 1e3 for _, value, _ in found["perfscope/step_ms"]] == pytest.approx(
         summary.job.step_time_us_per_step, rel=1e-6
     )

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-import perfscope
 from perfscope.recording import metadata, paths
 from perfscope.recording.metadata import CaptureMetadata, RunMetadata, StepsMetadata
+from tests.analyzers.measured import measured
 from tests.generator import JobSpec, simulate
 
 TRACE = "rank-{rank:05d}.capture-0.trace.json"
@@ -25,4 +25,4 @@ def test_steps_end_with_the_last_one_that_ended_on_every_rank(
         capture = CaptureMetadata(file=file, first_step=10, last_step=14 if complete else last, complete=complete)
         run = RunMetadata(rank=rank, world_size=2, captures=(capture,), steps=StepsMetadata(seen=15))
         metadata.save(run, paths.run_file(tmp_path, rank))
-    assert perfscope.analyze(tmp_path).job.steps == steps
+    assert measured(tmp_path).job.steps == steps

@@ -17,6 +17,7 @@ from perfscope.errors import TraceError, UnusableInput
 from perfscope.recording import execution_traces
 from perfscope.recording.job import open_job
 from perfscope.trace.trace import NONE, Category, Trace
+from tests.analyzers.measured import measured
 from tests.collectors.harness import needs_torch
 from tests.generator import JobSpec, cpu_job, simulate
 from tests.traces import TraceBuilder
@@ -158,8 +159,8 @@ def test_flops_are_those_of_a_trace_with_shapes(tmp_path: Path) -> None:
             event.get("args", {}).pop(key, None)
     bare = tmp_path / "without" / "trace.json"
     bare.write_text(json.dumps(document))
-    assert perfscope.analyze(bare, workers=1).utilisation.model_flops_per_step is None
-    whole, completed = (perfscope.analyze(tmp_path / place, workers=1).utilisation for place in ("with", "without"))
+    assert measured(bare).utilisation.model_flops_per_step is None
+    whole, completed = (measured(tmp_path / place).utilisation for place in ("with", "without"))
     assert completed.model_flops_per_step == whole.model_flops_per_step
     assert (whole.model_flops_per_step or 0) > 0
     trace = read_trace(bare, None, tmp_path / "without" / "et.json")

@@ -15,6 +15,7 @@ import pytest
 import perfscope
 from perfscope.analyzers.whatif.predict import predict
 from perfscope.analyzers.whatif.whatif import context_of
+from tests.analyzers.measured import measured
 
 RANKS, STEPS, BLOCKS = 4, 5, 8
 
@@ -125,13 +126,13 @@ def test_a_rank_that_communicates_with_nobody(tmp_path: Path) -> None:
     alone = [event for event in trace["traceEvents"] if not event["name"].startswith("nccl")]
     (tmp_path / "alone").mkdir()
     (tmp_path / "alone" / "trace.json").write_text(json.dumps({"traceEvents": alone}))
-    summary = perfscope.analyze(tmp_path / "alone")
+    summary = measured(tmp_path / "alone")
     assert summary.time_breakdown[0].compute_us == pytest.approx(BLOCKS * 1200 + 300)
 
 
 def test_ranks_without_a_slow_one_are_equals(tmp_path: Path) -> None:
     write(Scene(slow=1.0), tmp_path)
-    assert perfscope.analyze(tmp_path).stragglers == ()
+    assert measured(tmp_path).stragglers == ()
 
 
 @pytest.mark.parametrize("launched", ["at once", "slowly"])
@@ -161,7 +162,7 @@ def test_settings_change_what_they_name(setting: str, launched: float | None, tm
 @pytest.mark.parametrize(("launched", "told"), [(12.0, True), (None, False)])
 def test_what_is_assumed_is_told(launched: float | None, tmp_path: Path, *, told: bool) -> None:
     write(Scene(launched=launched), tmp_path)
-    notes = perfscope.analyze(tmp_path).notes
+    notes = measured(tmp_path).notes
     assert [note.ranks for note in notes if note.kind == "world_assumed"] == [tuple(range(RANKS))]
     assert any("calls that launch kernels come just before" in note.text for note in notes) == told
 
@@ -174,4 +175,4 @@ def test_ranks_whose_collectives_end_apart_are_not_taken_for_one_group(tmp_path:
     for number, event in enumerate(trace["traceEvents"]):
         event["ts"] += 900 * (number % 7)
     path.write_text(json.dumps(trace))
-    assert not [note for note in perfscope.analyze(tmp_path).notes if note.kind == "world_assumed"]
+    assert not [note for note in measured(tmp_path).notes if note.kind == "world_assumed"]

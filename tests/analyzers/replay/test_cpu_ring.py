@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-import perfscope
+from tests.analyzers.measured import measured
 
 RANKS, HOPS, STEPS = 3, 2, 8
 SENDS = 800.0
@@ -75,16 +75,16 @@ def test_a_rank_that_pauses_in_a_ring_is_named_with_what_is_lost_by_it(
 ) -> None:
     healthy = ring(tmp_path / "healthy", 0.0, works)
     lost = ring(tmp_path / "slow", pause, works) - healthy
-    (row,) = perfscope.analyze(tmp_path / "slow").stragglers
+    (row,) = measured(tmp_path / "slow").stragglers
     assert (row.rank, row.cause) == (1, "host")
     assert row.lost_us == pytest.approx(lost, rel=0.1)
-    assert perfscope.analyze(tmp_path / "healthy").stragglers == ()
+    assert measured(tmp_path / "healthy").stragglers == ()
 
 
 def test_a_send_that_takes_long_to_issue_does_not_wait_for_its_own_end(tmp_path: Path) -> None:
     """Its end needs the recv that every rank issues after it: if it were waited for, all would wait forever."""
     healthy = ring(tmp_path / "healthy", 0.0, 300.0, held=12_000.0)
     lost = ring(tmp_path / "slow", 5_000.0, 300.0, held=12_000.0) - healthy
-    (row,) = perfscope.analyze(tmp_path / "slow").stragglers
+    (row,) = measured(tmp_path / "slow").stragglers
     assert (row.rank, row.cause) == (1, "host")
     assert row.lost_us == pytest.approx(lost, rel=0.1)

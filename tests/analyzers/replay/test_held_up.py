@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-import perfscope
 from perfscope.results.summary import Summary
+from tests.analyzers.measured import advised
 from tests.emulator.draw import draw
 from tests.emulator.emulate import emulate
 
@@ -20,7 +20,7 @@ two such waits. The host of rank 1 takes 3.6 times as long for operators, behind
 def summary(tmp_path_factory: pytest.TempPathFactory) -> Summary:
     folder: Path = tmp_path_factory.mktemp("held-up")
     emulate(draw(SEED).job).write(folder)
-    return perfscope.analyze(folder, workers=1)
+    return advised(folder)
 
 
 def test_no_host_is_charged_with_what_the_workers_of_all_ranks_cause(summary: Summary) -> None:

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-import perfscope
 from perfscope.analyzers.rank.analyze import analyze_rank
 from perfscope.analyzers.readers.chrome import read
 from perfscope.analyzers.whatif.predict import predict
 from perfscope.analyzers.whatif.whatif import context_of
 from perfscope.results.summary import Summary
+from tests.analyzers.measured import advised, measured
 
 RANKS, STEPS = 2, 6
 MAIN, GLOO, STREAM, COPIES = 1, 50, 7, 20
@@ -105,7 +105,7 @@ def slow(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def summary(slow: Path) -> Summary:
-    return perfscope.analyze(slow)
+    return advised(slow)
 
 
 def test_the_slow_rank_is_named_with_what_it_costs(summary: Summary) -> None:
@@ -125,7 +125,7 @@ def test_the_exchange_is_communication_and_its_copies_are_a_part_of_it(summary: 
 
 
 def test_without_the_pause_the_step_is_that_of_the_healthy_job(slow: Path, tmp_path: Path) -> None:
-    healthy = perfscope.analyze(job(tmp_path / "healthy", pause=0.0))
+    healthy = measured(job(tmp_path / "healthy", pause=0.0))
     assert not healthy.stragglers
     answer = predict(context_of(slow), {"rank.1": "peers"})
     assert answer.predicted_us.mid == pytest.approx(healthy.job.step_time_us, rel=0.02)
@@ -163,5 +163,5 @@ def test_a_thread_that_begins_before_its_operator_returns_is_launched_before_it_
     partial = analyze_rank(read(folder / "rank0.json"))
     assert partial.progress.host is not None
     assert (partial.progress.host.called_ns <= partial.collectives.start_ns).all()
-    (row,) = perfscope.analyze(folder).stragglers
+    (row,) = measured(folder).stragglers
     assert (row.rank, row.lost_us) == (1, pytest.approx(5_000, rel=0.02))

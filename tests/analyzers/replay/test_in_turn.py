@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import perfscope
 from perfscope.analyzers.job.aligned import AlignedJob
 from perfscope.analyzers.replay.job_replay import core_waits
 from perfscope.recording.metadata import CaptureMetadata, RunMetadata
 from tests.analyzers.job.pipelines.pipeline_jobs import compared
+from tests.analyzers.measured import measured
 from tests.emulator import Cause, Job, Model, Recording, emulate
 from tests.generator import cpu_job
 
@@ -35,7 +35,7 @@ def test_two_ranks_that_pause_in_turn_rotate(tmp_path: Path) -> None:
     planted, healthy_ns = job(2, 0, 1)
     emulation = emulate(planted)
     emulation.write(tmp_path)
-    (row,) = perfscope.analyze(tmp_path).stragglers
+    (row,) = measured(tmp_path).stragglers
     assert (row.pattern, row.cause, row.ranks) == ("rotating", "host", (0, 1))
     lost_ns = emulation.step_ns - healthy_ns
     assert row.lost_us * 1e3 == pytest.approx(lost_ns, abs=0.05 * emulation.step_ns)

@@ -17,8 +17,8 @@ from typing import Any
 
 import pytest
 
-import perfscope
 from perfscope.results.summary import Summary
+from tests.analyzers.measured import advised
 
 STEP, REDUCE, STEPS = 50, 8, 5
 SLOW = {0: 25, 1: 40, 2: 25, 3: 25}
@@ -50,7 +50,7 @@ def trace(
 def analyze(folder: Path, traces: Mapping[int, dict[str, Any] | str]) -> Summary:
     for rank, content in traces.items():
         (folder / f"rank{rank}.json").write_text(content if isinstance(content, str) else json.dumps(content))
-    return perfscope.analyze(folder, workers=1)
+    return advised(folder)
 
 
 def assert_rank_1_is_told(summary: Summary) -> None:

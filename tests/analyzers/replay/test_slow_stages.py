@@ -8,10 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import perfscope
 from perfscope.analyzers.replay.stragglers.work_pace import WorkPace
 from perfscope.results.categories import TimeCategory
-from tests.analyzers.measured import measured
+from tests.analyzers.measured import advised, measured
 from tests.emulator import MS, Cause, Job, Loader, Model, Recording, emulate, step_ns
 
 JOB = Job(
@@ -26,7 +25,7 @@ def test_a_stage_that_waits_for_data_has_no_slow_kernels(tmp_path: Path) -> None
     healthy_ns = step_ns(JOB)
     late = Cause("slow loader", 1.2 * healthy_ns / JOB.loader.load_ns, ranks=(1,))
     emulate(replace(JOB, causes=(late,))).write(tmp_path)
-    summary = perfscope.analyze(tmp_path)
+    summary = advised(tmp_path)
     assert not summary.stragglers
     assert summary.findings[0].rule == "dataloader-workers"
 

@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import perfscope
 from perfscope.analyzers.replay.peers import Peers
 from perfscope.analyzers.replay.stragglers.own_time import (
     compute_varies,
@@ -20,7 +19,7 @@ from perfscope.analyzers.replay.stragglers.own_time import (
 from perfscope.analyzers.replay.stragglers.slow_for_work import spread_evenly_ns
 from perfscope.analyzers.replay.stragglers.uneven import of_one_rank
 from perfscope.results.categories import TimeCategory
-from tests.analyzers.measured import measured
+from tests.analyzers.measured import advised, measured
 from tests.emulator import Cause, Job, Model, Recording, emulate, step_ns
 from tests.emulator.draw import draw
 
@@ -107,7 +106,7 @@ def test_a_rank_that_is_slow_for_its_work_is_told_from_one_that_has_more_of_it(s
     job = replace(BUSY, seed=4, imbalance=0.15, causes=(slow,), recording=Recording(steps=4, shapes=shapes))
     emulation = emulate(job)
     emulation.write(tmp_path)
-    summary = perfscope.analyze(tmp_path)
+    summary = advised(tmp_path)
     rows = {(row.scope, row.ranks): row for row in summary.stragglers}
     assert rows.keys() <= {("rank", (1,)), ("job", (0, 1))}
     lost_ns = emulation.step_ns - step_ns(job.without(slow))
@@ -155,7 +154,7 @@ def test_work_that_differs_in_the_only_step_is_uneven_where_compute_follows_its_
     job = replace(BUSY, ranks=4, seed=3, imbalance=0.15, recording=Recording(steps=1))
     emulation = emulate(job)
     emulation.write(tmp_path)
-    summary = perfscope.analyze(tmp_path)
+    summary = advised(tmp_path)
     (found,) = summary.stragglers
     assert (found.scope, found.ranks, found.cause) == ("job", (0, 1, 2, 3), "compute")
     lost_ns = emulation.step_ns - step_ns(replace(job, evened=True))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-import perfscope
+from tests.analyzers.measured import advised, measured
 from tests.generator import MS, PipelineSpec, SlowCompute, simulate
 from tests.planted.jobs import pipeline
 
@@ -25,7 +25,7 @@ def test_a_slow_stage_costs_at_most_what_it_takes_longer(tmp_path: Path) -> None
     slow = SlowCompute(ranks=HEALTHY.ranks_of_stage(2), factor=1.4)
     job = simulate(replace(HEALTHY, causes=(slow,)))
     job.write(tmp_path)
-    summary = perfscope.analyze(tmp_path)
+    summary = advised(tmp_path)
     assert "messages_unpaired" in {note.kind for note in summary.notes}
     (row,) = summary.stragglers
     assert (row.ranks, row.cause, row.replayed, row.confidence) == (slow.ranks, "compute", False, "low")
@@ -42,7 +42,7 @@ def test_a_rank_slower_than_those_of_its_stage_costs_at_most_what_it_takes_longe
     slow = SlowCompute(ranks=(9,), factor=1.3)
     job = simulate(replace(HEALTHY, ranks=16, ranks_per_host=4, causes=(slow,)))
     job.write(tmp_path)
-    (row,) = perfscope.analyze(tmp_path).stragglers
+    (row,) = measured(tmp_path).stragglers
     assert (row.scope, row.ranks, row.cause, row.replayed) == ("rank", (9,), "compute", False)
     lost_us = job.lost_ns(slow) / 1e3
     assert lost_us <= row.lost_us == pytest.approx(lost_us, rel=0.25)
@@ -50,4 +50,4 @@ def test_a_rank_slower_than_those_of_its_stage_costs_at_most_what_it_takes_longe
 
 def test_healthy_stages_are_not_accused(tmp_path: Path) -> None:
     simulate(replace(HEALTHY, noise=0.02)).write(tmp_path)
-    assert perfscope.analyze(tmp_path).stragglers == ()
+    assert measured(tmp_path).stragglers == ()

@@ -17,6 +17,7 @@ import perfscope
 from perfscope.analyzers.replay.stragglers.within_steps import ComputeBetween, differs, paces
 from perfscope.results.rows import StragglerRow
 from perfscope.results.summary import Summary
+from tests.analyzers.measured import advised, measured
 from tests.generator import ExtraLayers, SlowCompute, cpu_job, simulate
 from tests.planted.jobs import pipeline
 
@@ -123,7 +124,7 @@ def in_turn(layer: int, rank: int) -> float:
 
 def analyzed(scene: Scene, folder: Path) -> tuple[float, Summary]:
     step_us = written(scene, folder)
-    summary = perfscope.analyze(folder, workers=1)
+    summary = advised(folder)
     assert summary.job.step_time_us == pytest.approx(step_us, rel=0.01)
     return step_us, summary
 
@@ -205,14 +206,14 @@ def test_what_cores_make_of_ranks_on_cpus_is_no_uneven_work(tmp_path: Path) -> N
     rng = random.Random(3)
     slow = tuple(SlowCompute(ranks=(rng.randrange(4),), steps=(step,), factor=2.0) for step in range(10, 18))
     simulate(cpu_job(steps=8, noise=0.3, bucket_bytes=512 * 1024, causes=slow)).write(tmp_path)
-    summary = perfscope.analyze(tmp_path, workers=1)
+    summary = measured(tmp_path)
     assert summary.job.devices == ("CPU",)
     assert not within(summary)
 
 
 def test_pipeline_stages_with_unlike_work_are_no_peers(tmp_path: Path) -> None:
     simulate(replace(pipeline(8), causes=(ExtraLayers(stages=(1,), layers=2),))).write(tmp_path)
-    assert not within(perfscope.analyze(tmp_path, workers=1))
+    assert not within(measured(tmp_path))
 
 
 def test_batches_that_differ_are_told_by_the_step_not_by_its_parts(tmp_path: Path) -> None:

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-import perfscope
 from perfscope.results.findings import Finding
 from perfscope.results.summary import Summary
+from tests.analyzers.measured import advised
 
 RANKS: Final = 4
 STEPS: Final = 5
@@ -61,7 +61,7 @@ class Bare:
         """Write it, read it as a user would."""
         for rank in range(RANKS):
             (folder / f"rank{rank}.json").write_text(json.dumps(self._trace(rank)), encoding="utf-8")
-        return perfscope.analyze(folder, workers=1)
+        return advised(folder)
 
     def _trace(self, rank: int) -> dict[str, Any]:
         return {

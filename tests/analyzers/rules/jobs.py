@@ -15,8 +15,9 @@ from perfscope.recording.metadata import DataLoaderMetadata, RunMetadata
 from perfscope.results.categories import CATEGORIES
 from perfscope.results.rows import DataLoaderRow, JobInfo, Verdict
 from perfscope.results.summary import Summary
-from perfscope.results.tables import KernelRow
+from perfscope.results.tables import CurveRow, KernelRow
 from perfscope.results.time_breakdown import TimeBreakdown
+from tests.analyzers.measured import without_curves
 from tests.generator import JobSpec, ModelSpec, NetworkSpec, simulate
 from tests.reports import examples
 
@@ -36,8 +37,14 @@ class Analyzed:
 
     @functools.cached_property
     def summary(self) -> Summary:
-        """With all advice, which takes as long as the rest of an analysis: made for those who look at it."""
-        return summarize._advised(self.context)
+        """With all advice but the curves, which takes as long as the rest of an analysis: made for those who look."""
+        with without_curves():
+            return summarize._advised(self.context)
+
+    @functools.cached_property
+    def curves(self) -> tuple[CurveRow, ...]:
+        """Those of the summary that a user gets."""
+        return summarize._advised(self.context).curves
 
     @property
     def rules(self) -> set[str]:

@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from perfscope.analyzers.analyze import analyze
 from perfscope.analyzers.rules.loading import dataloader_workers
 from perfscope.analyzers.whatif.change import Context
 from perfscope.analyzers.whatif.predict import predict
 from perfscope.analyzers.whatif.whatif import context_of
 from perfscope.results.findings import Finding
+from tests.analyzers.measured import advised
 from tests.emulator.changes import apply
 from tests.emulator.emulate import emulate, step_ns
 from tests.emulator.spec import Cause, Job, Loader, Model
@@ -59,7 +59,7 @@ def context(job: Job, folder: Path, steps_ns: list[int] | None = None) -> Contex
 
 
 def found(folder: Path) -> Finding | None:
-    return next((each for each in analyze(folder).findings if each.rule == dataloader_workers.RULE), None)
+    return next((each for each in advised(folder).findings if each.rule == dataloader_workers.RULE), None)
 
 
 @pytest.mark.parametrize("workers", [1, 2, 4])

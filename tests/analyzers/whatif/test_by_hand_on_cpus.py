@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-import perfscope
 from perfscope.analyzers.whatif.predict import predict
 from perfscope.analyzers.whatif.whatif import context_of
+from tests.analyzers.measured import measured
 
 STEPS, GRADIENTS = 6, 12
 STEP_US, PUT_OFF_US = 26_000, 600
@@ -54,7 +54,7 @@ def trace(rank: int, *, autograd: bool) -> dict[str, Any]:
 def test_a_loop_is_found_by_where_the_backward_ends(way: str, saved_ms: float, tmp_path: Path) -> None:
     for rank in range(2):
         (tmp_path / f"rank{rank}.json").write_text(json.dumps(trace(rank, autograd=True)))
-    summary = perfscope.analyze(tmp_path)
+    summary = measured(tmp_path)
     assert summary.job.strategies == ("data",)
     answer = predict(context_of(tmp_path), {"gradients.reduce": way})
     # The forward, the optimizer's step and the loop's averages stay; ``flat`` copies as much as three of these.
@@ -64,4 +64,4 @@ def test_a_loop_is_found_by_where_the_backward_ends(way: str, saved_ms: float, t
 def test_without_autograds_functions_the_roles_stay_open(tmp_path: Path) -> None:
     for rank in range(2):
         (tmp_path / f"rank{rank}.json").write_text(json.dumps(trace(rank, autograd=False)))
-    assert [group.role for group in perfscope.analyze(tmp_path).groups] == ["unknown"]
+    assert [group.role for group in measured(tmp_path).groups] == ["unknown"]

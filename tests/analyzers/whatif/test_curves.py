@@ -72,8 +72,7 @@ def spec() -> JobSpec:
 
 
 def test_of_a_simulated_job(spec: JobSpec, tmp_path: Path) -> None:
-    summary = analyze(spec, tmp_path).summary
-    by_name = {curve.setting: curve for curve in summary.curves}
+    by_name = {curve.setting: curve for curve in analyze(spec, tmp_path).curves}
     assert set(by_name) == {"ddp.bucket_cap_mb", WORKERS}
     buckets = by_name["ddp.bucket_cap_mb"]
     assert buckets.current is None

@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from perfscope.analyzers.analyze import analyze
 from perfscope.analyzers.job.aligned import align_job
 from perfscope.analyzers.job.deliveries import _busy, _own_cost_ns, _turns, deliveries
 from perfscope.analyzers.rank.analyze import analyze_rank
@@ -18,6 +17,7 @@ from perfscope.analyzers.whatif.change import Context
 from perfscope.analyzers.whatif.predict import WhatIfAnswer, predict
 from perfscope.analyzers.whatif.whatif import context_of
 from perfscope.recording.metadata import DataLoaderMetadata, RunMetadata
+from tests.analyzers.measured import advised, measured
 from tests.emulator.changes import apply
 from tests.emulator.draw import draw
 from tests.emulator.emulate import emulate, step_ns
@@ -99,7 +99,7 @@ def test_the_loader_is_advised_and_not_the_slow_rank_behind_it(workers: int, tmp
     spec = replace(paced(replace(DEVICES, steps=13), 1.6, workers), causes=(slow,))
     job = simulate(spec)
     job.write(tmp_path)
-    summary = analyze(tmp_path)
+    summary = advised(tmp_path)
     assert (
         sum(row.lost_us for row in summary.stragglers) * 1e3
         <= max(job.lost_ns(slow), 0) + 0.02 * job.truth.step_time_ns
@@ -439,7 +439,7 @@ def test_a_pause_costs_no_more_than_known_workers_leave(taken: float, tmp_path: 
     paused = replace(paused, loader=replace(job.loader, load_ns=load_ns, jitter=0.02))
     emulation = emulate(paused)
     emulation.write(tmp_path)
-    (row,) = analyze(tmp_path, workers=1).stragglers
+    (row,) = measured(tmp_path).stragglers
     truth = emulation.step_ns - step_ns(paused.without(pause))
     assert (row.ranks, row.cause) == ((1,), "host")
     assert row.lost_us * 1e3 == pytest.approx(truth, abs=0.02 * emulation.step_ns)

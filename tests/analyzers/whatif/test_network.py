@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-import perfscope
 from perfscope.analyzers.whatif.change import CannotReplay
 from perfscope.analyzers.whatif.predict import predict
 from perfscope.analyzers.whatif.whatif import context_of
+from tests.analyzers.measured import advised
 from tests.emulator import MS, US, Cause, Job, Loader, Model, Network, Recording, emulate, step_ns
 from tests.emulator.changes import apply
 from tests.generator import JobSpec, ModelSpec, NetworkSpec, simulate
@@ -145,7 +145,7 @@ def test_what_a_slow_network_would_not_take_for_the_bytes_is_latency(tmp_path: P
     assert not found.assumed
     assert found.low_ns <= truth <= found.high_ns
     assert found.mid_ns == pytest.approx(truth, abs=2e6)
-    (first, *_) = perfscope.analyze(tmp_path).findings
+    (first, *_) = advised(tmp_path).findings
     assert first.title.startswith("DDP's gradient buckets are too small")
 
 
@@ -183,4 +183,4 @@ def test_large_buckets_of_one_size_are_slow_for_their_bytes(
 
 def test_large_buckets_of_one_size_on_a_slow_link_are_not_called_too_small(tmp_path: Path) -> None:
     simulate(SHARED_LINK).write(tmp_path)
-    assert "ddp-buckets" not in [finding.rule for finding in perfscope.analyze(tmp_path).findings]
+    assert "ddp-buckets" not in [finding.rule for finding in advised(tmp_path).findings]

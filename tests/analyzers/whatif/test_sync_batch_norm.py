@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from perfscope.analyzers.analyze import analyze
 from perfscope.analyzers.whatif.change import CannotReplay
 from perfscope.analyzers.whatif.predict import predict
 from perfscope.analyzers.whatif.whatif import context_of
+from tests.analyzers.measured import advised
 from tests.emulator.changes import apply
 from tests.emulator.emulate import emulate, step_ns
 from tests.emulator.spec import US, Job, Model, Network, Recording
@@ -38,7 +38,7 @@ def test_the_prediction_comes_true(recorded: Path, change: dict[str, str]) -> No
 
 
 def test_what_they_cost_is_told(recorded: Path) -> None:
-    summary = analyze(recorded)
+    summary = advised(recorded)
     assert summary.job.strategies == ("ddp",), "gathered statistics are no context parallelism"
     finding = next(each for each in summary.findings if each.rule == "sync-batch-norm")
     assert finding.title.startswith("Synchronized batch normalization (12 collectives per step")
@@ -51,4 +51,4 @@ def test_without_them_there_is_nothing_to_leave_out(tmp_path: Path) -> None:
     emulate(replace(NORMS, norms="own")).write(tmp_path)
     with pytest.raises(CannotReplay, match="no collectives of synchronized batch normalizations"):
         predict(context_of(tmp_path), {"batch_norm.sync": "false"})
-    assert "sync-batch-norm" not in {each.rule for each in analyze(tmp_path).findings}
+    assert "sync-batch-norm" not in {each.rule for each in advised(tmp_path).findings}

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import perfscope
+from tests.analyzers.measured import advised, measured
 from tests.emulator import Cause, Job, Model, Recording, emulate, step_ns
 
 BARE = Recording(steps=6, metadata="none", described=False, shapes=False)
@@ -18,7 +19,7 @@ BARE = Recording(steps=6, metadata="none", described=False, shapes=False)
 def pipeline(ranks: int, stages: int, *, seed: int, hosts: int = 4, microbatches: int = 4) -> Job:
     return Job(
         seed=seed, strategy="pipeline", ranks=ranks, ranks_per_host=hosts, stages=stages, microbatches=microbatches,
-        noise=0.03, model=Model(blocks=8, tokens=32768, width=512), recording=BARE,
+        noise=0.03, model=Model(blocks=2 * stages, tokens=32768, width=512), recording=BARE,
     )  # fmt: skip
 
 
@@ -40,7 +41,7 @@ def test_a_slow_stage_or_a_rank_of_one_costs_what_is_saved_without_it(
 ) -> None:
     emulation = emulate(replace(job, causes=(Cause("slow compute", 1.4, ranks=slow),)))
     emulation.write(tmp_path)
-    summary = perfscope.analyze(tmp_path)
+    summary = measured(tmp_path)
     (row,) = summary.stragglers
     assert (row.ranks, row.cause) == (slow, "compute")
     assert row.lost_us == pytest.approx((emulation.step_ns - step_ns(job)) / 1e3, rel=0.05)
@@ -58,7 +59,7 @@ def test_bubbles_are_no_stragglers(ranks: int, stages: int, tmp_path: Path) -> N
         (tmp_path / name).mkdir()
     emulate(replace(job, recording=replace(BARE, clock_ns=3_000_000))).write(tmp_path / "bare")
     emulate(replace(job, recording=Recording(steps=6))).write(tmp_path / "named")
-    bare, named = perfscope.analyze(tmp_path / "bare"), perfscope.analyze(tmp_path / "named")
+    bare, named = measured(tmp_path / "bare"), measured(tmp_path / "named")
     assert not bare.stragglers
     assert "pipeline" in bare.job.strategies
     assert bare.pipeline is not None
@@ -69,7 +70,7 @@ def test_bubbles_are_no_stragglers(ranks: int, stages: int, tmp_path: Path) -> N
 def test_a_rank_alone_in_its_stage_takes_the_pace_of_the_other_stages(tmp_path: Path) -> None:
     job = replace(pipeline(4, 4, seed=2), causes=(Cause("slow compute", 1.4, ranks=(2,)),))
     emulate(job).write(tmp_path)
-    summary = perfscope.analyze(tmp_path)
+    summary = advised(tmp_path)
     finding = next(one for one in summary.findings if one.rule == "straggling-rank")
     assert finding.predicted_step_us is not None
     answer = perfscope.whatif(tmp_path, {"rank.2": "peers"})
@@ -79,7 +80,7 @@ def test_a_rank_alone_in_its_stage_takes_the_pace_of_the_other_stages(tmp_path: 
 def test_a_slow_stage_of_several_ranks_is_asked_about_by_all_of_them(tmp_path: Path) -> None:
     job = replace(pipeline(8, 4, seed=5), causes=(Cause("slow compute", 1.4, ranks=(2, 3)),))
     emulate(job).write(tmp_path)
-    finding = next(one for one in perfscope.analyze(tmp_path).findings if one.rule == "straggling-rank")
+    finding = next(one for one in advised(tmp_path).findings if one.rule == "straggling-rank")
     assert finding.whatif == {"rank.2": "peers", "rank.3": "peers"}
     assert finding.predicted_step_us is not None
     answer = perfscope.whatif(tmp_path, finding.whatif)
@@ -97,7 +98,7 @@ def test_a_device_that_is_behind_its_host_is_not_the_first_stage(tmp_path: Path)
         for step in range(4):
             write_step(events, rank, step)
         (tmp_path / f"rank{rank}.json").write_text(json.dumps({"traceEvents": events}))
-    pipeline = perfscope.analyze(tmp_path).pipeline
+    pipeline = measured(tmp_path).pipeline
     assert pipeline is not None
     assert [stage.ranks for stage in pipeline.stages] == [(0,), (1,)]
 

@@ -31,6 +31,7 @@ from tests.analyzers.job.pipelines.pipeline_jobs import (
     silent,
     stage,
 )
+from tests.analyzers.measured import measured
 from tests.collectors.harness import SCRIPTS, needs_torch, record_ranks
 from tests.generator import ExtraLayers, JobSpec, PipelineSpec, SlowCompute, SlowLoader, simulate
 from tests.traces import TraceBuilder
@@ -314,7 +315,7 @@ def test_a_real_pipeline(mode: str, schedule: str, chunks: int, tmp_path: Path) 
     script = (str(SCRIPTS / "parallel.py"), mode, "--steps", "9")
     recording = record_ranks(tmp_path / "recording", 2, *script, options=options)
     assert recording.exit_code == 0, recording.err
-    known = perfscope.analyze(recording.folder).pipeline
+    known = measured(recording.folder).pipeline
     assert known is not None
     assert (known.schedule, known.microbatches, known.virtual_stages, known.degree) == (schedule, 4, chunks, 2)
     assert [row.ranks for row in known.stages] == [(0,), (1,)]

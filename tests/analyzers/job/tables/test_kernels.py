@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import perfscope
 from perfscope.analyzers.job.aligned import AlignedJob, align_job
 from perfscope.analyzers.job.tables import kernels as kernel_table
 from perfscope.analyzers.job.tables.kernels import kernel_rows, worth_a_look
@@ -27,6 +26,7 @@ from perfscope.analyzers.readers import chrome
 from perfscope.results.tables import KernelRow
 from perfscope.trace.hardware import peaks_of
 from perfscope.trace.trace import Category
+from tests.analyzers.measured import measured
 from tests.analyzers.rank import oracle
 from tests.generator import JobSpec, ModelSpec, simulate
 from tests.traces import TraceBuilder
@@ -376,7 +376,7 @@ def test_a_generated_job_s_utilisation(recompute, tmp_path):
     spec = JobSpec(ranks=2, model=ModelSpec(layers=3, tokens=2048), recompute=recompute)
     job = simulate(spec)
     job.write(tmp_path)
-    summary = perfscope.analyze(tmp_path)
+    summary = measured(tmp_path)
     found, truth = summary.utilisation, job.truth
     assert found.model_flops_per_step == truth.flops_per_step
     assert found.hardware_flops_per_step == truth.hardware_flops_per_step

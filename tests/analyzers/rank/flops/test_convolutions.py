@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-import perfscope
 from perfscope.analyzers.rank.flops.calls import flop_calls
 from perfscope.analyzers.rank.flops.recomputation import stretches
 from perfscope.analyzers.rank.nesting import Nested
 from perfscope.trace.trace import Category
+from tests.analyzers.measured import measured
 from tests.traces import TraceBuilder
 
 RESNET = Path(__file__).parents[5] / "shared" / "traces" / "resnet50_workers_0"
@@ -80,7 +80,7 @@ def test_what_no_backward_shows_is_not_counted(backwards: list[tuple[str, list[o
 @pytest.mark.skipif(not RESNET.is_dir(), reason="the recording is not here")
 def test_a_real_resnet_50_takes_what_its_architecture_does() -> None:
     """4.089 billion multiplications an image forward, as published; twice that backward, but not to the image."""
-    found = perfscope.analyze(RESNET).utilisation
+    found = measured(RESNET).utilisation
     stem = 112 * 112 * 64 * 3 * 7 * 7
     assert found.model_flops_per_step == pytest.approx(2 * 32 * (3 * 4.089e9 - stem), rel=0.001)
     assert found.flops_coverage == pytest.approx(1.0, abs=0.001)

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-import perfscope
 from perfscope.analyzers.rules import unprofiled
 from perfscope.analyzers.rules.communication import gradients_by_hand
 from perfscope.results.findings import Finding, Predict, Prediction
 from perfscope.results.summary import Summary
+from tests.analyzers.measured import advised
 from tests.analyzers.rules.jobs import changed, read
 from tests.emulator.emulate import emulate, step_ns
 from tests.emulator.model import parameters
@@ -32,7 +32,7 @@ def analyzed(tmp_path_factory: pytest.TempPathFactory) -> Analyzed:
         if job not in made:
             folder: Path = tmp_path_factory.mktemp("job")
             emulate(job).write(folder)
-            made[job] = perfscope.analyze(folder, workers=1)
+            made[job] = advised(folder)
         return made[job]
 
     return analyze

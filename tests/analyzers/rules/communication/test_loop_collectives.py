@@ -6,10 +6,10 @@ import dataclasses
 
 import pytest
 
-import perfscope
 from perfscope.analyzers.rules.communication import loop_collectives
 from perfscope.analyzers.rules.context import RuleContext
 from perfscope.results.findings import Prediction
+from tests.analyzers.measured import advised
 from tests.analyzers.rules.jobs import STEP_US, breakdown, context, runs
 from tests.emulator.emulate import emulate
 from tests.emulator.spec import US, Job, Model, Network, Recording
@@ -75,6 +75,6 @@ def test_it_comes_first_in_a_job_that_does_little_else(tmp_path_factory: pytest.
     emulate(
         Job(metrics=20, network=network, model=Model(blocks=4, tokens=1024), recording=Recording(steps=6))
     ).write(folder)  # fmt: skip
-    first = perfscope.analyze(folder, workers=1).findings[0]
+    first = advised(folder).findings[0]
     assert first.rule == loop_collectives.RULE
     assert "20 all_reduce per step" in first.title

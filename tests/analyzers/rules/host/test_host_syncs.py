@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-import perfscope
 from perfscope.analyzers.job.tables.syncs import SyncRow
 from perfscope.analyzers.rules.host import host_syncs
 from perfscope.results.findings import Prediction
+from tests.analyzers.measured import advised
 from tests.analyzers.rules.jobs import QUICK, Analyzed, analyze, breakdown, changed, context, runs
 from tests.emulator.changes import apply
 from tests.emulator.emulate import emulate, step_ns
@@ -162,7 +162,7 @@ def test_waits_that_keep_hosts_from_running_ahead_are_told_by_what_the_step_take
     pause = Cause("pause", 0.3 * usual_ns, (1,), every=2, how="log")
     job = replace(job, causes=(pause,), loader=loader, recording=replace(job.recording, steps=4))
     emulate(job).write(tmp_path)
-    summary = perfscope.analyze(tmp_path, workers=1)
+    summary = advised(tmp_path)
     assert all(row.idle_sync_us < 0.05 * summary.job.step_time_us for row in summary.time_breakdown)
     found = [finding for finding in summary.findings if finding.rule == host_syncs.RULE]
     assert len(found) == fires

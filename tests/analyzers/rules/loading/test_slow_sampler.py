@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from perfscope.analyzers.analyze import analyze
 from perfscope.analyzers.rules.loading import slow_sampler
 from perfscope.analyzers.whatif.predict import predict
 from perfscope.analyzers.whatif.whatif import context_of
 from perfscope.recording.metadata import DataLoaderMetadata
 from perfscope.results.summary import Summary
+from tests.analyzers.measured import advised
 from tests.analyzers.rules.jobs import QUICK, Analyzed, changed, runs
 from tests.analyzers.rules.jobs import analyze as analyzed
 
@@ -46,7 +46,7 @@ def write(folder: Path, sampled: list[int], fetched: int, computed: int, name: s
 
 def found(folder: Path, *times: Any, **named: Any) -> Summary:
     write(folder, *times, **named)
-    return analyze(folder, workers=1)
+    return advised(folder)
 
 
 def rules(summary: Summary) -> list[str]:

@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import pytest
 
-import perfscope
 from perfscope.analyzers.rank.host_activity import BETWEEN
 from perfscope.analyzers.rules import evaluate
 from perfscope.analyzers.rules.ranks import host_pauses
@@ -17,6 +16,7 @@ from perfscope.recording.metadata import CpuMetadata, RunMetadata
 from perfscope.recording.vocabulary import GARBAGE_COLLECTION
 from perfscope.results.findings import Obtained, Prediction
 from perfscope.results.rows import StragglerRow
+from tests.analyzers.measured import advised
 from tests.analyzers.rules.jobs import QUICK, analyze
 from tests.emulator.emulate import emulate, step_ns
 from tests.emulator.spec import MS, Cause, Job, Model, Recording
@@ -220,7 +220,7 @@ def test_what_the_replay_saves_of_a_pause_is_as_much_a_wait_for_a_core_as_the_pa
 def test_pauses_of_a_whole_stage_have_no_peers_and_are_found(tmp_path):
     pause = Cause("pause", 2.5 * step_ns(PIPELINE), (2, 3), 2, how="checkpoint")
     emulate(replace(PIPELINE, causes=(pause,))).write(tmp_path)
-    summary = perfscope.analyze(tmp_path)
+    summary = advised(tmp_path)
     finding = next(one for one in summary.findings if one.rule == host_pauses.RULE)
     assert finding.evidence[0].ranks == (2, 3)
     truth_us = step_ns(PIPELINE) / 1e3
@@ -253,7 +253,7 @@ def test_a_pause_before_the_first_launch_of_a_recording_counts(tmp_path, steps):
     ]  # fmt: skip
     device = {"id": 0, "name": "NVIDIA A100-SXM4-80GB"}
     (tmp_path / "trace.json").write_text(json.dumps({"deviceProperties": [device], "traceEvents": events}))
-    summary = perfscope.analyze(tmp_path)
+    summary = advised(tmp_path)
     assert summary.findings[0].rule == host_pauses.RULE
     assert summary.findings[0].predicted_step_us.mid == pytest.approx(10_000, rel=0.05)
 

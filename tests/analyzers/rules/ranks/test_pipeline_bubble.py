@@ -44,7 +44,7 @@ def test_the_replay_predicts_what_more_microbatches_bring(job: Analyzed) -> None
 
 
 def test_there_is_a_curve(job: Analyzed) -> None:
-    curve = next(curve for curve in job.summary.curves if curve.setting == "pipeline.microbatches")
+    curve = next(curve for curve in job.curves if curve.setting == "pipeline.microbatches")
     assert (curve.unit, curve.current) == ("micro-batches", 8.0)
     assert {8.0, 16.0, 32.0} <= {point.value for point in curve.points}
     middle = {point.value: point.mid_us for point in curve.points}

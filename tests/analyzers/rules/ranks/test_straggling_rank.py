@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from perfscope.analyzers.analyze import analyze
 from perfscope.analyzers.job.rank_steps import RankSteps
 from perfscope.analyzers.job.slow_operators import SlowOperator
 from perfscope.analyzers.rank.host_activity import BETWEEN, SAVING
@@ -18,6 +17,7 @@ from perfscope.analyzers.rules.ranks import straggling_rank
 from perfscope.recording.metadata import CpuMetadata, DeviceMetadata, RunMetadata
 from perfscope.results.findings import Confidence, Finding, Prediction
 from perfscope.results.rows import DataLoaderRow, StragglerRow
+from tests.analyzers.measured import advised
 from tests.analyzers.rules.jobs import breakdown, changed, context
 from tests.emulator import Cause, Job, Model, Recording, emulate, step_ns
 
@@ -463,7 +463,7 @@ def test_a_second_cause_on_the_same_rank_is_told(factor: float, also: bool, tmp_
     pause = Cause("pause", 0.33 * step_ns(job), (1,), how="log")
     slow = (Cause("slow compute", factor, ranks=(1,)),) if factor > 1 else ()
     emulate(replace(job, causes=(pause, *slow))).write(tmp_path)
-    finding = next(one for one in analyze(tmp_path).findings if one.rule == straggling_rank.RULE)
+    finding = next(one for one in advised(tmp_path).findings if one.rule == straggling_rank.RULE)
     assert finding.title.startswith("Rank 1 is a straggler (Python work outside operators")
     assert ("; and slower compute)" in finding.title) == also
     assert ("clocks, power and throttle reasons" in finding.action.how) == also
@@ -474,6 +474,6 @@ def test_a_rank_that_alone_reads_many_values_is_told_as_such(tmp_path: Path) -> 
     model = Model(blocks=4, tokens=16384, width=512)
     job = Job(strategy="ddp", ranks=4, model=model, item_every=1, recording=Recording(steps=6))
     emulate(replace(job, causes=(Cause("sync", 60.0, ranks=(0,)),))).write(tmp_path)
-    finding = next(one for one in analyze(tmp_path).findings if one.rule == straggling_rank.RULE)
+    finding = next(one for one in advised(tmp_path).findings if one.rule == straggling_rank.RULE)
     assert finding.title.startswith("Rank 0 is a straggler (host synchronization, mostly in aten::_local_scalar_dense")
     assert "calls aten::_local_scalar_dense 61 times per step, its peers 1," in finding.action.how
