@@ -32,6 +32,9 @@ DEMO_ARGS ?= --load-ms 120
 PYTEST_ARGS ?= -n 2 --dist worksteal
 WAITING_ARGS ?= -n 4 --dist worksteal
 WHOLE := training or browser or scale
+# Test files that name one of these marks. To import all of them, to find no such test in most, takes every process ten
+# seconds.
+marked = $(shell grep -rlE --include='test_*.py' 'mark\.($(1))' tests)
 
 .PHONY: demo test frameworks codebases gpu lint check samples site pictures campaign clean
 
@@ -47,12 +50,12 @@ demo: $(VENV)/collect.stamp
 test: export PYTHONDONTWRITEBYTECODE :=
 test: $(VENV)/dev.stamp
 	$(VENV)/bin/python -m pytest $(PYTEST_ARGS) -m "not frameworks and not alone and not ($(WHOLE))"
-	$(VENV)/bin/python -m pytest $(WAITING_ARGS) -m "($(WHOLE)) and not frameworks"
-	$(VENV)/bin/python -m pytest -m alone
+	$(VENV)/bin/python -m pytest $(WAITING_ARGS) -m "($(WHOLE)) and not frameworks" $(call marked,training|browser|scale)
+	$(VENV)/bin/python -m pytest -m alone $(call marked,alone)
 
 frameworks: export PATH := $(CURDIR)/$(FRAMEWORKS_VENV)/bin:$(PATH)
 frameworks: $(FRAMEWORKS_VENV)/frameworks.stamp
-	$(FRAMEWORKS_VENV)/bin/python -m pytest $(PYTEST_ARGS) -m frameworks
+	$(FRAMEWORKS_VENV)/bin/python -m pytest $(PYTEST_ARGS) -m frameworks $(call marked,frameworks)
 
 # With nothing else running on the machine: step times are measured. More: make codebases CODEBASES_ARGS='--only timm'
 codebases: export PATH := $(CURDIR)/$(CODEBASES_VENV)/bin:$(PATH)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -45,6 +47,18 @@ def test_contracts_can_be_read() -> None:
 def test_every_package_says_what_it_is_for(modules: dict[str, house.Module]) -> None:
     silent = [name for name, module in modules.items() if module.is_package and not module.is_documented]
     assert silent == []
+
+
+def test_marks_that_make_chooses_files_by_stand_in_the_tests_own_files(root: Path) -> None:
+    """``make test`` looks for them there: tests that have a mark from a helper alone would not be run."""
+    makefile = (root / "Makefile").read_text()
+    chosen = {name for names in re.findall(r"call marked,([\w|]+)", makefile) for name in names.split("|")}
+    whole = re.search(r"^WHOLE := (.+)$", makefile, flags=re.MULTILINE)
+    assert whole is not None
+    assert chosen == {*whole[1].split(" or "), "alone", "frameworks"}
+    named = re.compile(rf"\bmark\.({'|'.join(chosen)})\b")
+    helpers = (path for path in (root / "tests").rglob("*.py") if not path.name.startswith("test_"))
+    assert [path for path in helpers if named.search(path.read_text(encoding="utf-8"))] == []
 
 
 def test_the_measures_see_what_they_measure(modules: dict[str, house.Module]) -> None:
