@@ -18,7 +18,6 @@ from perfscope.analyzers.job.blocks import us
 from perfscope.analyzers.job.collectives.cost_model import cost_rows
 from perfscope.analyzers.job.collectives.of_layers import rows_of_layers
 from perfscope.analyzers.job.collectives.of_loop import averaged_per_step, calls_per_step
-from perfscope.analyzers.job.collectives.slow_steps import slow_transfer_steps
 from perfscope.analyzers.job.collectives.table import collective_rows
 from perfscope.analyzers.job.critical_path import critical_path
 from perfscope.analyzers.job.extra_work import extra_cost, loop_costs
@@ -30,6 +29,7 @@ from perfscope.analyzers.job.notes import job_notes
 from perfscope.analyzers.job.pipelines.table import find_pipeline, pipeline_notes
 from perfscope.analyzers.job.rank_steps import rank_steps
 from perfscope.analyzers.job.slow_operators import slow_operators
+from perfscope.analyzers.job.slow_transfers import slow_transfer_steps
 from perfscope.analyzers.job.strategies import job_strategies
 from perfscope.analyzers.job.system.notes import system_notes
 from perfscope.analyzers.job.system.table import system

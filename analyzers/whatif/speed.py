@@ -13,8 +13,8 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from perfscope.analyzers.job.aligned import AlignedJob
-from perfscope.analyzers.job.collectives.slow_steps import slow_transfer_steps
 from perfscope.analyzers.job.rank_steps import collecting, pausing
+from perfscope.analyzers.job.slow_transfers import slow_transfer_steps
 from perfscope.analyzers.job.utilisation import blind_ranks
 from perfscope.analyzers.rank.host_lane import HostTime
 from perfscope.analyzers.rank.intervals import Intervals

@@ -17,6 +17,7 @@ from typing import Final
 from perfscope.analyzers.job.tables.syncs import SyncRow
 from perfscope.analyzers.rank.host_activity import LIMIT
 from perfscope.analyzers.rules.context import RuleContext
+from perfscope.analyzers.rules.cpu_optimizer import on_cpu_us
 from perfscope.analyzers.rules.host.debug_settings import launches_block
 from perfscope.analyzers.rules.memory.pinned_memory import blocking_copies
 from perfscope.analyzers.rules.typed import call, in_deepspeed, training_arguments
@@ -88,8 +89,9 @@ _KINDS: Final = {
 def evaluate(job: RuleContext) -> Finding | None:
     """The finding, or None: little idle time after synchronizations, or launches that are set to block."""
     copies = sum(row.idle_us for row in blocking_copies(job))
+    computing = on_cpu_us(job)  # an optimizer on the CPU needs what it waits for
     idle = job.typical_us("idle_sync") - copies - sum(row.idle_us for row in job.syncs if row.inside == LIMIT)
-    if launches_block(job):
+    if launches_block(job) or (computing and idle - computing < SHARE * job.step_time_us):
         return None
     rows = tuple(row for row in job.syncs if row not in blocking_copies(job) and row.inside != LIMIT)
     if idle < SHARE * job.step_time_us:

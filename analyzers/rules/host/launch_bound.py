@@ -19,6 +19,7 @@ from typing import Final
 from perfscope.analyzers.losses import launches_few
 from perfscope.analyzers.rules.communication.unused_parameters import lost_in_search_us
 from perfscope.analyzers.rules.context import RuleContext, known
+from perfscope.analyzers.rules.cpu_optimizer import OPTIMIZER_STEPS, STEP_OF
 from perfscope.analyzers.rules.host.debug_settings import launches_block
 from perfscope.analyzers.rules.typed import call, in_accelerate, training_arguments
 from perfscope.results.findings import Action, Confidence, Evidence, Finding, Prediction, code
@@ -179,7 +180,9 @@ def _of_launches(row: LaunchRow) -> tuple[Evidence, ...]:
 
 def optimizer_kernels(job: RuleContext) -> float:
     """Kernels launched in the optimizer's step, per step; 0 where that is not marked."""
-    return max((row.kernels_per_step for row in job.summary.modules if row.name.startswith(_OPTIMIZER)), default=0.0)
+    return max(
+        (row.kernels_per_step for row in job.summary.modules if row.name.startswith(OPTIMIZER_STEPS)), default=0.0
+    )
 
 
 def _optimizer_share(job: RuleContext) -> float:
@@ -188,9 +191,6 @@ def _optimizer_share(job: RuleContext) -> float:
     return min(optimizer_kernels(job) / kernels, 1.0) if kernels else 0.0
 
 
-_STEP_OF: Final = "Optimizer.step#"
-_OPTIMIZER: Final = (_STEP_OF, "perfscope::optimizer")
-"""What ranges of an optimizer's step begin with."""
 _COMPILING: Final = "Compilation takes minutes at the start and again for new shapes"
 
 
@@ -218,7 +218,7 @@ def _action(job: RuleContext, *, loops: bool) -> Action:
 def fused_optimizer(job: RuleContext) -> Action | None:
     """One kernel for many parameters; None where the optimizer is fused already, or has no such implementation."""
     optimizer = job.settings("optimizer")
-    ranges = (row.name.removeprefix(_STEP_OF).split(".")[0] for row in job.summary.modules if _STEP_OF in row.name)
+    ranges = (row.name.removeprefix(STEP_OF).split(".")[0] for row in job.summary.modules if STEP_OF in row.name)
     classes = [name for name in optimizer.get("classes", ranges) if name in FUSED]
     if not classes or optimizer.get("fused"):
         return None

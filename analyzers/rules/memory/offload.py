@@ -1,5 +1,6 @@
-"""Offload: fires when parameters or optimizer states live in host memory and the step waits for their copies. A trace
-alone shows that about as much is copied to the host as back, and not what.
+"""Offload: fires when parameters or optimizer states live in host memory and the step waits for their copies, or for
+an optimizer that computes on the CPU. A trace alone shows that about as much is copied to the host as back, and that an
+optimizer's step launches no kernels.
 
 Sources: DeepSpeed config-json.md (``offload_optimizer``, ``offload_param``), torch FSDP ``CPUOffload``,
 ``CPUOffloadPolicy``.
@@ -11,6 +12,7 @@ import json
 from typing import Any, Final
 
 from perfscope.analyzers.rules.context import RuleContext
+from perfscope.analyzers.rules.cpu_optimizer import on_cpu_us
 from perfscope.analyzers.rules.typed import fsdp1, fsdp2, in_deepspeed
 from perfscope.frozen import dataclass
 from perfscope.results.findings import Action, Confidence, Evidence, Finding
@@ -22,12 +24,18 @@ BOTH_WAYS: Final = 0.5
 """Where nothing is known of the settings, so much of the copies in one direction goes in the other, too: gradients and
 parameters, or activations. Batches go to the device only, and outputs to the host only."""
 
-_UNKNOWN: Final = """\
-The trace does not show what is copied: gradients and parameters for an optimizer on the CPU (DeepSpeed's \
-offload_optimizer, FSDP's CPUOffload or CPUOffloadPolicy, Megatron's --optimizer-cpu-offload), or activations \
-(torch.autograd.graph.save_on_cpu). If the device has enough free memory, keep them there: then the host need not \
-compute with them either. Else copy from and to pinned memory (non_blocking=True) on a stream of its own, while the \
-device computes."""
+_SETTINGS: Final = """\
+DeepSpeed's offload_optimizer, FSDP's CPUOffload or CPUOffloadPolicy, Megatron's --optimizer-cpu-offload"""
+_ON_DEVICES: Final = f"""\
+If the devices have enough free memory, keep gradients, parameters and optimizer states there ({_SETTINGS}): then \
+nothing is copied, and the optimizer takes a few kernels."""
+_ON_CPU: Final = """\
+Else a fused optimizer of the CPU (DeepSpeedCPUAdam, \
+torch.optim.AdamW(fused=True)) takes least, and more processor cores make it quicker (OMP_NUM_THREADS)."""
+_UNKNOWN: Final = f"""\
+The trace does not show what is copied: gradients and parameters for an optimizer on the CPU ({_SETTINGS}), or \
+activations (torch.autograd.graph.save_on_cpu). If the device has enough free memory, keep them there. Else copy from \
+and to pinned memory (non_blocking=True) on a stream of its own, while the device computes."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +55,9 @@ class Offload:
 def evaluate(job: RuleContext) -> Finding | None:
     """The finding, or None: nothing is offloaded, or its copies are overlapped."""
     offloaded = offloads(job)
-    exposed = job.typical_us("exposed_copy")
+    exposed, computing = job.typical_us("exposed_copy"), on_cpu_us(job)
+    if computing >= SHARE * job.step_time_us:
+        return _of_optimizer(job, offloaded, exposed, computing)
     if exposed < SHARE * job.step_time_us:
         return None
     to_host, to_device = (_copying_us(job, direction) for direction in ("DtoH", "HtoD"))
@@ -75,6 +85,26 @@ def evaluate(job: RuleContext) -> Finding | None:
         ),
         confidence=Confidence.LOW if job.info.few_steps else Confidence.MEDIUM,
     )
+
+
+def _of_optimizer(job: RuleContext, offloaded: tuple[Offload, ...], exposed: float, computing: float) -> Finding:
+    """The finding about an optimizer on the CPU; times in µs per step."""
+    settings = "\n".join(f"If the device has enough free memory:\n{offload.off}" for offload in offloaded)
+    copying = f", and copies to and from it for {job.share(exposed):.0%}" if exposed >= SHARE * job.step_time_us else ""
+    return job.finding(
+        RULE,
+        f"The optimizer computes on the CPU: devices wait for it for {job.share(computing):.0%} of the step{copying}",
+        computing + exposed,
+        evidence=(
+            Evidence("optimizer's step, which launches no kernels", computing, "us", job.ranks),
+            Evidence("exposed copies per step (median)", exposed, "us", job.ranks),
+        ),
+        action=Action(
+            setting="device of the optimizer", old="CPU", new="the devices",
+            how=f"{settings or _ON_DEVICES}\n{_ON_CPU}", costs="Device memory for gradients and optimizer states.",
+        ),
+        confidence=Confidence.LOW if job.info.few_steps else Confidence.MEDIUM,
+    )  # fmt: skip
 
 
 def _unnamed(job: RuleContext, exposed: float, to_host: float, to_device: float) -> Finding | None:

@@ -16,6 +16,7 @@ from perfscope.analyzers.losses import named_host, where_to_look
 from perfscope.analyzers.rank.host_activity import COMPILING, LOADER_STARTING
 from perfscope.analyzers.rank.loop_phases import LOOP
 from perfscope.analyzers.rules.context import SAME_SHARE, RuleContext
+from perfscope.analyzers.rules.cpu_optimizer import on_cpu_us
 from perfscope.analyzers.rules.host import garbage_collection, recompilation
 from perfscope.analyzers.rules.loading.loader_startup import find_stalls
 from perfscope.analyzers.rules.ranks import straggling_rank
@@ -42,7 +43,7 @@ def evaluate(job: RuleContext) -> Finding | None:
     pauses = {rank: mean(each.pausing_us) for rank, each in job.per_step.items()}
     # Ranks may pause in turn: each seldom, and one of them in every step.
     longest_us = mean(map(max, zip(*(each.pausing_us for each in job.per_step.values()), strict=True))) if pauses else 0
-    if longest_us < SHARE * job.step_time_us:
+    if longest_us - on_cpu_us(job) < SHARE * job.step_time_us:
         return None
     if job.typical_us("idle_unknown") >= SHARE * job.step_time_us:
         return None  # where events are missing, a host that seems to pause may run operators

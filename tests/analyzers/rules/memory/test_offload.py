@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from perfscope.analyzers.job.tables.syncs import SyncRow
+from perfscope.analyzers.rules.host import host_syncs
 from perfscope.analyzers.rules.memory import offload
+from perfscope.results.tables import ModuleRow
 from tests.analyzers.rules.jobs import breakdown, context, kernel, runs
 from tests.analyzers.rules.memory.test_pinned_memory import ZERO, copying
 
@@ -63,3 +66,26 @@ def test_without_settings_copies_both_ways_tell(to_device: float, to_host: float
     if finding is not None:
         assert finding.ceiling == pytest.approx(100 / 80 - 1)
         assert "save_on_cpu" in finding.action.how
+
+
+@pytest.mark.parametrize(("launched", "fires"), [(0.0, True), (6.0, False)])
+def test_an_optimizer_that_launches_nothing_computes_on_the_cpu(launched: float, *, fires: bool) -> None:
+    """30 ms of each step of 100: the devices wait, behind a synchronization for the gradients."""
+    step = ModuleRow(
+        name="Optimizer.step#AdamW.step", depth=0, count_per_step=1.0, host_us_per_step=30_000.0,
+        device_us_per_step=0.0, kernels_per_step=launched,
+    )  # fmt: skip
+    waits = SyncRow(
+        call="cudaEventSynchronize", operator="", inside="", idle_us=31_000.0, delayed_us=31_000.0,
+        count_per_step=1.0, ranks=(0,),
+    )  # fmt: skip
+    job = context(breakdown(0, idle_sync=31_000.0, exposed_copy=10_000.0), modules=(step,), syncs=(waits,))
+    finding = offload.evaluate(job)
+    assert (finding is not None) is fires
+    assert (host_syncs.evaluate(job) is None) is fires
+    if finding is not None:
+        assert finding.title == (
+            "The optimizer computes on the CPU: devices wait for it for 30% of the step, and copies to and from it for "
+            "10%"
+        )
+        assert finding.ceiling == pytest.approx(100 / 60 - 1)

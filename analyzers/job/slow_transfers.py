@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 
+from perfscope.analyzers.job.aligned import AlignedJob
 from perfscope.analyzers.job.blocks import Blocks
 from perfscope.analyzers.job.collectives.matched import EXCHANGE
 from perfscope.analyzers.job.collectives.table import instance_transfer_ns
 from perfscope.trace.distinct import distinct
-
-if TYPE_CHECKING:
-    from perfscope.analyzers.job.aligned import AlignedJob
 
 _TIMES: Final = 1.5
 """A step's transfers take so many times as long as usual, at least."""
