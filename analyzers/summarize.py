@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from operator import attrgetter
 from statistics import median
 from typing import Final
@@ -12,6 +13,7 @@ import numpy as np
 
 from perfscope._version import __version__
 from perfscope.analyzers import rules
+from perfscope.analyzers.defects import Defects
 from perfscope.analyzers.job.aligned import AlignedJob, breakdown_us_per_step, time_breakdowns
 from perfscope.analyzers.job.asleep import slept_between_ns
 from perfscope.analyzers.job.blocks import us
@@ -177,7 +179,8 @@ def with_snapshots(summary: Summary, runs: Mapping[int, RunMetadata], snapshots:
 
 def _advised(context: rules.RuleContext) -> Summary:
     """The summary with what the rules find in it, and what follows from that."""
-    findings = rules.unprofiled(rules.evaluate(context), context)
+    defects = Defects()
+    findings = rules.unprofiled(rules.evaluate(context, defects), context)
     if not context.info.steps:
         findings = tuple(map(_of_recording, findings))
     predict = context.predict_unprofiled or context.predict
@@ -185,9 +188,14 @@ def _advised(context: rules.RuleContext) -> Summary:
         context.summary,
         stragglers=rules.as_sure_as_findings(context.summary.stragglers, findings, context),
         findings=findings,
-        plan=rules.joint_plan(findings, predict),
-        curves=curves(context.summary, context.runs, predict, [finding.whatif for finding in findings]),
+        plan=defects.attempt("The joint plan", partial(rules.joint_plan, findings, predict), None),
+        curves=defects.attempt(
+            "What-if curves",
+            partial(curves, context.summary, context.runs, predict, [finding.whatif for finding in findings]),
+            (),
+        ),
     )
+    summary = replace(summary, notes=(*summary.notes, *defects.notes()))
     found = verdict(summary)
     if not context.info.steps:
         action = found.first_action and of_recording(found.first_action)

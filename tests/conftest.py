@@ -24,6 +24,9 @@ settings.load_profile("perfscope")
 # Neither the user's cache in the tests' way nor the tests' traces in the user's cache; tests of it have their own.
 os.environ["PERFSCOPE_CACHE"] = "off"
 
+# What users read a note about fails a test.
+os.environ["PERFSCOPE_STRICT"] = "on"
+
 # As ``perfscope analyze`` has it: simulators and analyses make millions of objects that stay, and next to no cycles.
 gc.set_threshold(100_000, *gc.get_threshold()[1:])
 

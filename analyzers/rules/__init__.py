@@ -11,8 +11,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Final
 
+from perfscope.analyzers.defects import Defects
 from perfscope.analyzers.rules.communication import (
     bucket_view,
     ddp_buckets,
@@ -141,11 +143,13 @@ _SEVERE: Final = (Severity.INFO, Severity.LOW, Severity.MEDIUM, Severity.HIGH)
 _SURENESS: Final = (Confidence.LOW, Confidence.MEDIUM, Confidence.HIGH)
 
 
-def evaluate(job: RuleContext) -> tuple[Finding, ...]:
+def evaluate(job: RuleContext, defects: Defects | None = None) -> tuple[Finding, ...]:
     """Every finding of every rule, the one that is worth most first, and of nearly equals the surest; what is no defect
-    comes last.
+    of the job's comes last. Rules that fail are left to ``defects``.
     """
-    found = tuple(_replayed(finding, job) for rule in RULES if (finding := rule(job)) is not None)
+    defects = defects or Defects()
+    asked = (defects.attempt(f"What {_name_of(rule)} advises", partial(_asked, rule, job), None) for rule in RULES)
+    found = tuple(finding for finding in asked if finding is not None)
     findings = [
         replace(finding, confidence=_confidence(finding, job, job.step_time_us))
         for finding in _that_gain(found, job.step_time_us)
@@ -156,6 +160,15 @@ def evaluate(job: RuleContext) -> tuple[Finding, ...]:
             key=lambda finding: (finding.severity is Severity.INFO, -_worth_for_sure(finding, job)),
         )
     )
+
+
+def _asked(rule: Rule, job: RuleContext) -> Finding | None:
+    finding = rule(job)
+    return None if finding is None else _replayed(finding, job)
+
+
+def _name_of(rule: Rule) -> str:
+    return rule.__module__.rpartition(".")[2].replace("_", "-")
 
 
 def _that_gain(findings: tuple[Finding, ...], step_us: float) -> tuple[Finding, ...]:

@@ -15,6 +15,7 @@ SENTENCES: Final[Mapping[str, str]] = {
     "no_steps": "No steps were found ({steps_from}): the whole recording is analyzed as one window, and advice "
     "that needs steps is withheld. Record with perfscope run, call prof.step() under a torch.profiler schedule, or put "
     "a range around each step that is called step and its number (NVTX under Nsight Systems, record_function).",
+    "advice_failed": "{what} is missing, by a defect of PerfScope ({error}); everything else holds. Please report it.",
     "few_steps": "Only {count:step} recorded: confidence is low. Record more with perfscope run --active 8.",
     "lone_step_waits": "Before the first kernel of the only recorded step the host of {ranks:ranks} waited for a "
     "batch, for {share:.0%} of the step. That counts as hidden behind the step before, which is not recorded; if it "
