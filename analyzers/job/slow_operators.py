@@ -1,5 +1,5 @@
-"""The operator in which a rank computes longer than the others, where it is one above all: they call it as often, or
-less, as where one rank alone computes a metric, evaluates or logs.
+"""The operators in which a rank computes longer than the others, where it is a few above all: they call them as often,
+or less, as where one rank alone computes a metric, evaluates or logs.
 """
 
 from __future__ import annotations
@@ -8,7 +8,10 @@ from collections.abc import Collection, Mapping, Sequence
 from statistics import median
 from typing import Final
 
+import numpy as np
+
 from perfscope.analyzers.job.aligned import AlignedJob
+from perfscope.analyzers.rank.kernel_classes import OTHER, PRODUCTS, class_of_operator
 from perfscope.analyzers.rank.time_breakdown import NOT_COMPUTE
 from perfscope.analyzers.rank.work.tables import OTHER_OPERATORS
 from perfscope.frozen import dataclass
@@ -20,6 +23,16 @@ _APART: Final = 2.0
 """The operator is that many times as much slower than the peers' as all others are: on a device that is slow, or where
 there is more work, all are slower alike."""
 
+_LONGER: Final = 1.1
+"""From this ratio on the kernels of an operator take longer than the peers'."""
+_AS_QUICK: Final = 1.03
+"""Up to this ratio kernels are as quick: their durations differ by some percent."""
+_ENOUGH: Final = 0.25
+"""Time of kernels that are as quick, at least, over that of like ones that are not: few would show little of clocks."""
+_NAMED: Final = 0.8
+"""Part of what they take longer from which the operators that are named tell enough."""
+_FEW: Final = 3
+"""Most operators that are named: more are another kind of slowness."""
 
 _SCOPES_OF: Final = {"compute": ("rank", "job"), "launch": ("rank",), "sync": ("rank",)}
 """Cause -> scopes of stragglers whose operators are compared."""
@@ -32,7 +45,8 @@ _Operators = Mapping[str, tuple[float, float]]
 @dataclass(frozen=True)
 class SlowOperator:
     """An operator's time per step on a rank and on the others (median), µs: on devices its kernels', else its own on
-    the host; both 0 where only how often it is called tells.
+    the host; both 0 where only how often it is called tells. Of several operators the names are joined, and the times
+    added up.
     """
 
     name: str
@@ -41,6 +55,10 @@ class SlowOperator:
     calls: float = 0.0
     others_calls: float = 0.0
     """Per step, where the rank calls it more often than the others; both 0 where all call it as often."""
+    kind: str = ""
+    """The class of its kernels, where the rank's other kernels are as quick as the peers', also those that need the
+    same of the device: its clocks would slow these too. Empty where they do not show that.
+    """
 
     @property
     def is_own_work(self) -> bool:
@@ -63,7 +81,8 @@ def slow_operators(result: AlignedJob, stragglers: Collection[StragglerRow]) -> 
 def _slowest(result: AlignedJob, row: StragglerRow) -> SlowOperator | None:
     mine = _per_step(result, row.rank)
     others = [_per_step(result, rank) for rank in result.partials if rank not in row.members]
-    return _slower(row, mine, others) or _of_its_own(row, mine, others)
+    few = _slower_beside_equals(row, mine, others) if result.partials[row.rank].has_device_work else None
+    return few or _slower(row, mine, others) or _of_its_own(row, mine, others)
 
 
 def _called_more_often(result: AlignedJob, row: StragglerRow) -> SlowOperator | None:
@@ -111,6 +130,42 @@ def _of_its_own(row: StragglerRow, mine: _Operators, others: Sequence[_Operators
         return None
     name = max(sorted(over), key=lambda name: over[name])
     return SlowOperator(name, mine[name][1], usual[name][1], mine[name][0], usual[name][0])
+
+
+def _slower_beside_equals(row: StragglerRow, mine: _Operators, others: Sequence[_Operators]) -> SlowOperator | None:
+    """The operators whose kernels take longer, where all the others' take as long as the peers'. On a device with low
+    clocks all products are slower, and with slow memory everything else is: kernels of both sorts must show that they
+    are not, where some of that sort take longer.
+
+    Example, ms on a rank and on its peers: aten::bmm 9 and 5, aten::gelu 0.6 and 0.3, aten::mm 2 and 2, aten::add 1 and
+    1. The rank has more tokens for its experts.
+    """
+    usual = {name: us for name, (calls, _) in mine.items() if (us := _usual(name, calls, others))}
+    over = {name: mine[name][1] - us for name, us in usual.items() if mine[name][1] >= _LONGER * us}
+    rest = usual.keys() - over.keys()
+    saved_us, of_rest = sum(over.values()), sum(usual[name] for name in rest)
+    if not over or saved_us < _ABOVE_ALL * row.lost_us or sum(mine[name][1] for name in rest) > _AS_QUICK * of_rest:
+        return None
+    for products in (True, False):
+        slow, quick = (sum(usual[name] for name in names if _is_product(name) is products) for names in (over, rest))
+        if quick < _ENOUGH * slow:
+            return None
+    ordered = sorted(over, key=lambda name: (-over[name], name))
+    shares = np.cumsum([over[name] for name in ordered]) / saved_us
+    named = ordered[: int(np.searchsorted(shares, _NAMED)) + 1]
+    if len(named) > _FEW:
+        return None
+    own_us, others_us = sum(mine[name][1] for name in named), sum(usual[name] for name in named)
+    return SlowOperator(_listed(named), own_us, others_us, kind=class_of_operator(named[0]) or OTHER)
+
+
+def _is_product(name: str) -> bool:
+    return class_of_operator(name) in PRODUCTS
+
+
+def _listed(names: Sequence[str]) -> str:
+    """``aten::mm``, ``aten::mm and aten::bmm``, ``aten::mm, aten::bmm and aten::addmm``."""
+    return " and ".join(([", ".join(names[:-1])] if len(names) > 1 else []) + [names[-1]])
 
 
 def _slower(row: StragglerRow, mine: _Operators, others: Sequence[_Operators]) -> SlowOperator | None:

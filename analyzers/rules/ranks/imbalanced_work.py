@@ -54,7 +54,7 @@ def evaluate(job: RuleContext) -> Finding | None:
     if row is None or (row is not costly[0] and not row.within_steps):
         return None
     by_flops, correlation = _follows(job)
-    if correlation < CORRELATED or (row.within_steps and _exchanges_tokens(job)):
+    if correlation < CORRELATED or (row.within_steps and exchanges_tokens(job)):
         return _within_steps(job, row)
     return job.finding(
         RULE,
@@ -75,7 +75,7 @@ def evaluate(job: RuleContext) -> Finding | None:
 
 def _within_steps(job: RuleContext, row: StragglerRow) -> Finding:
     """Of work that differs from one collective to the next: over whole steps nothing need follow it."""
-    experts = _exchanges_tokens(job)
+    experts = exchanges_tokens(job)
     return job.finding(
         RULE,
         f"Uneven work: ranks wait {job.share(row.lost_us):.0%} of the step, at each collective for another one",
@@ -85,7 +85,7 @@ def _within_steps(job: RuleContext, row: StragglerRow) -> Finding:
             setting="tokens of each rank's experts" if experts else "work of each rank between collectives",
             old=None,
             new=None,
-            how=f"{_of_experts(job)} {_PLACEMENT}" if experts else _COLLECTIVES,
+            how=f"{of_experts(job)} {_PLACEMENT}" if experts else _COLLECTIVES,
             costs="Tokens beyond an expert's capacity are dropped, and a higher weight of the balancing loss may cost "
             "quality."
             if experts
@@ -107,7 +107,7 @@ def _whatif(job: RuleContext, row: StragglerRow) -> dict[str, str]:
     return settings
 
 
-def _exchanges_tokens(job: RuleContext) -> bool:
+def exchanges_tokens(job: RuleContext) -> bool:
     """Do ranks send tokens to one another's experts, as far as is known? All-to-alls of what is known to be another
     thing do not count.
     """
@@ -222,11 +222,11 @@ def _how(job: RuleContext) -> str:
     lines = [f"Sequences of different length: {lengths}."]
     experts = job.settings("megatron").get("expert_model_parallel_size") or 1
     if used != "megatron" or experts > 1:
-        lines.append(_of_experts(job))
+        lines.append(of_experts(job))
     return "\n".join(lines)
 
 
-def _of_experts(job: RuleContext) -> str:
+def of_experts(job: RuleContext) -> str:
     """What balances the tokens of experts, in the terms of the framework in use."""
     remedy = (
         "--moe-router-load-balancing-type aux_loss with a higher --moe-aux-loss-coeff, or "

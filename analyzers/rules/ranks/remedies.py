@@ -8,8 +8,9 @@ from typing import Final
 
 from perfscope.analyzers.job.slow_operators import SlowOperator
 from perfscope.analyzers.rank.host_activity import SAVING
+from perfscope.analyzers.rank.kernel_classes import ATTENTION, MATRIX
 from perfscope.analyzers.rules.context import RuleContext
-from perfscope.analyzers.rules.ranks.imbalanced_work import SPREAD, flops_spread
+from perfscope.analyzers.rules.ranks.imbalanced_work import SPREAD, exchanges_tokens, flops_spread, of_experts
 from perfscope.analyzers.rules.ranks.pauses import pause_together
 from perfscope.results.rows import StragglerRow
 from perfscope.text import count_per_step, duration
@@ -114,6 +115,16 @@ _SLOW_ON_CPU: Final = (
     "there, then the amount of work (sequence lengths, experts)."
 )
 
+_LONGER_SEQUENCES: Final = (
+    "compare the lengths of sequences (attention takes longer with their square), masks, and which kernel attention "
+    "uses there, with the other ranks': pack samples to one length, and use the same kernel on all."
+)
+_MORE_TOKENS: Final = "compare how many tokens are routed to its experts with the other ranks'."
+_OTHER_SHAPES: Final = (
+    "compare shapes with the other ranks' (perfscope run records them), and names of kernels: more data, or another "
+    "kernel for the same."
+)
+
 
 def template(job: RuleContext, worst: StragglerRow, pauses_in: str = "") -> str:
     """The remedy of one cause; of host work, by the name of what that is, if it is known."""
@@ -161,10 +172,24 @@ def in_operator(job: RuleContext, worst: StragglerRow, who: str) -> str:
             "often as they do: it does work that is not its part of the batch. Do that (metrics, evaluation, logging, "
             "checks) in fewer steps, or in another process, or share it among the ranks."
         )
+    if operator.kind:
+        return _not_by_clocks(job, operator, who)
     return (
         f"Look at {operator.name}: it takes {duration(operator.own_us)} per step on {who} and "
         f"{duration(operator.others_us)} on its peers, which call it as often. Its other operators are not slower, or "
         "not as much, so look at what this one does there (sizes, data, Python inside it), not at the rank's hardware."
+    )
+
+
+def _not_by_clocks(job: RuleContext, operator: SlowOperator, who: str) -> str:
+    """What to do where a few kernels take longer, and those that clocks would slow as much do not."""
+    work = _LONGER_SEQUENCES if operator.kind == ATTENTION else _OTHER_SHAPES
+    if operator.kind == MATRIX and exchanges_tokens(job):
+        work = f"{_MORE_TOKENS} {of_experts(job)} Else {_OTHER_SHAPES}"
+    return (
+        f"{work[0].upper()}{work[1:]}\n{operator.name}: {duration(operator.own_us)} per step on {who}, "
+        f"{duration(operator.others_us)} on its peers, as many calls. Other kernels, which clocks would slow as "
+        "much, are as quick as theirs: clocks, power and temperature are not the cause."
     )
 
 

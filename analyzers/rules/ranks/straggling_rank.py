@@ -273,6 +273,8 @@ def _also(job: RuleContext, row: StragglerRow) -> str:
 def _in_operator(operator: SlowOperator | None) -> str:
     if operator is None:
         return ""
+    if operator.kind:
+        return f", mostly in {operator.name}, while other kernels are as quick"
     return f", mostly in {operator.name}{', which its peers call less often' if operator.is_own_work else ''}"
 
 
@@ -369,7 +371,7 @@ def _named_host(job: RuleContext, worst: StragglerRow, mine: tuple[int, ...]) ->
 
 
 def _operator(job: RuleContext, worst: StragglerRow, mine: tuple[int, ...]) -> tuple[Evidence, ...]:
-    """The operator in which a rank computes longer than its peers, where it is one above all."""
+    """The operators in which a rank computes longer than its peers, where these are few."""
     operator = slow_operator(job, worst)
     if operator is None:
         return ()

@@ -64,7 +64,7 @@ def test_on_devices_their_time_counts():
     kernels = {"mm": 20.0, "relu": 5.0, "Custom": 1.0}
     slow = rank(USUAL, kernels | {"relu": 38.0})
     peers = rank(USUAL, kernels), rank(USUAL | {"Custom": 90.0}, kernels)
-    assert found(*peers, slow) == SlowOperator("relu", 38_000.0, 5_000.0)
+    assert found(*peers, slow) == SlowOperator("relu", 38_000.0, 5_000.0, kind="other")
 
 
 def test_what_ranks_send_to_one_another_is_no_work_of_one():
@@ -73,3 +73,26 @@ def test_what_ranks_send_to_one_another_is_no_work_of_one():
     assert found(rank(USUAL), rank(USUAL), rank({**USUAL, **sent})) is None
     slow = rank({**USUAL, **dict.fromkeys(sent, 60.0)})
     assert found(rank({**USUAL, **sent}), rank({**USUAL, **sent}), slow) is None
+
+
+KERNELS = {"aten::mm": 6.0, "aten::bmm": 5.0, "aten::add": 2.0, "aten::gelu": 1.0}
+
+
+def on_devices(**times_as_long: float) -> SlowOperator | None:
+    """Rank 2's kernels take that many times as long as its peers'."""
+    longer = {name: ms * times_as_long.get(name.removeprefix("aten::"), 1.0) for name, ms in KERNELS.items()}
+    peers, slow = rank(KERNELS, KERNELS), rank(KERNELS, longer)
+    return found(peers, peers, slow, row=replace(SLOW, lost_us=4_000.0))
+
+
+def test_a_few_kernels_that_are_slow_beside_equally_quick_ones_are_not_slow_by_clocks():
+    assert on_devices(bmm=1.8) == SlowOperator("aten::bmm", 9_000.0, 5_000.0, kind="matrix")
+    assert on_devices(bmm=1.8, gelu=1.8) == SlowOperator("aten::bmm", 9_000.0, 5_000.0, kind="matrix")
+    both = on_devices(bmm=1.6, gelu=3.0)
+    assert both == SlowOperator("aten::bmm and aten::gelu", 11_000.0, 6_000.0, kind="matrix")
+
+
+def test_clocks_slow_all_kernels_of_a_sort():
+    assert on_devices(mm=1.5, bmm=1.5) is None  # its products are slow: low clocks
+    assert on_devices(add=1.9, gelu=1.9) is None  # all else is: slow memory
+    assert on_devices(mm=1.05, bmm=1.8, add=1.05) is None  # a little slower everywhere

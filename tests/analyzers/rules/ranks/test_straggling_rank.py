@@ -250,6 +250,33 @@ def test_a_rank_that_computes_longer_in_one_operator_is_told_which() -> None:
     assert "SlowBackward" not in f"{others.title} {others.action.how}"
 
 
+@pytest.mark.parametrize(
+    ("kind", "first"),
+    [("attention", "Compare the lengths of sequences"), ("matrix", "Compare shapes"), ("other", "Compare shapes")],
+)
+def test_clocks_are_not_blamed_where_other_kernels_are_as_quick(kind: str, first: str) -> None:
+    operator = SlowOperator("aten::some", 7_700.0, 3_850.0, kind=kind)
+    finding = straggling_rank.evaluate(replace(changed(job(0.0), stragglers=(SLOW,)), slow_operators={1: operator}))
+    assert finding is not None
+    assert finding.title.startswith(
+        "Rank 1 is a straggler (slower compute, mostly in aten::some, while other kernels are as quick): waiting for it"
+    )
+    assert finding.action.how.startswith(first)
+    assert "aten::some: 7.70 ms per step on rank 1, 3.85 ms on its peers, as many calls" in finding.action.how
+    assert "clocks, power and temperature are not the cause" in finding.action.how
+    assert "nvidia-smi" not in finding.action.how
+
+
+def test_a_rank_whose_matrix_products_take_longer_among_experts_may_have_more_tokens() -> None:
+    case = changed(job(0.0), stragglers=(SLOW,))
+    run = RunMetadata(rank=0, settings={"megatron": {"expert_model_parallel_size": 2}})
+    operator = SlowOperator("aten::bmm", 9_000.0, 5_000.0, kind="matrix")
+    finding = straggling_rank.evaluate(replace(case, slow_operators={1: operator}, runs={0: run}))
+    assert finding is not None
+    assert finding.action.how.startswith("Compare how many tokens are routed to its experts with the other ranks'.")
+    assert "--moe-aux-loss-coeff" in finding.action.how
+
+
 def test_work_of_another_kind_is_not_more_samples() -> None:
     """Its further FLOPs are of what its peers do not do, so samples need not be spread."""
     flops = {rank: replace(steps(0.0), flops=((1.0 + 3.0 * (rank == 1)),) * 8) for rank in range(4)}
