@@ -178,6 +178,8 @@ class Job:
     """What DDP's search for unused parameters takes the host after each forward; 0: it does not search."""
     metrics: int = 0
     """All-reduces of one number after each optimizer step, each waited for on the compute stream."""
+    metrics_read: bool = False
+    """The host reads each of them right after."""
     norms: str = ""
     """Each block ends with a batch normalization: ``own`` statistics of each rank, or ``synchronized``."""
     imbalance: float = 0.0

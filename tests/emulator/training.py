@@ -80,6 +80,8 @@ class Script:
             rank.spend(rank.job.cpu.python_ns)
             work = yield from collective(rank, rank.communicators["world"], Issue("allreduce", 1, 4), f"metric{number}")
             rank.depend([work])
+            if rank.job.metrics_read:
+                yield from rank.item()
 
     def _pause(self, cause: Cause) -> None:
         rank = self.rank

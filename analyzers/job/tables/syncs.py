@@ -25,16 +25,18 @@ class SyncRow:
     count_per_step: float
     """Calls after which the device was idle."""
     ranks: tuple[int, ...]
+    of_loop: bool = False
+    """It reads what a collective brings that the training loop calls between the optimizer's step and the forward."""
 
 
 def sync_rows(result: AlignedJob) -> tuple[SyncRow, ...]:
     """Every place, the costliest first."""
-    places: defaultdict[tuple[str, str, str], list[tuple[int, int, int, int]]] = defaultdict(list)
+    places: defaultdict[tuple[str, str, str, bool], list[tuple[int, int, int, int]]] = defaultdict(list)
     for rank, partial in sorted(result.partials.items()):
         times, used = partial.tables.syncs, partial.steps.indices_of(result.steps)
         tables = (times.idle_ns, times.delayed_ns, times.count)
         idle_ns, delayed_ns, count = (table[:, used].sum(axis=1).tolist() for table in tables)
-        for line, place in enumerate(zip(times.calls, times.operators, times.ranges, strict=True)):
+        for line, place in enumerate(zip(times.calls, times.operators, times.ranges, times.of_loop, strict=True)):
             if count[line]:
                 places[place].append((rank, idle_ns[line], delayed_ns[line], count[line]))
     shares = len(result.partials) * len(result.steps)
@@ -47,7 +49,8 @@ def sync_rows(result: AlignedJob) -> tuple[SyncRow, ...]:
             delayed_us=sum(delayed for _, _, delayed, _ in own) / shares / 1e3,
             count_per_step=sum(count for *_, count in own) / shares,
             ranks=tuple(rank for rank, *_ in own),
+            of_loop=of_loop,
         )
-        for (call, operator, inside), own in places.items()
+        for (call, operator, inside, of_loop), own in places.items()
     ]
-    return tuple(sorted(rows, key=lambda row: (-row.idle_us, row.call, row.operator, row.inside)))
+    return tuple(sorted(rows, key=lambda row: (-row.idle_us, row.call, row.operator, row.inside, row.of_loop)))

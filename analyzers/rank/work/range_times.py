@@ -24,7 +24,7 @@ from perfscope.analyzers.rank.work.tables import OTHER_RANGES, ModuleTimes, Sync
 from perfscope.recording.vocabulary import COLLECTIVE_PREFIX, NVTX_RANK_PREFIX, NVTX_STEP_PREFIX, PROFILER_STEP_PREFIX
 from perfscope.results.categories import TimeCategory
 from perfscope.trace.distinct import distinct
-from perfscope.trace.trace import NONE, Category, Int64, Trace
+from perfscope.trace.trace import NONE, Bool, Category, Int64, Trace
 
 _MODULE: Final = re.compile(r"^nn\.Module: ")
 """torch.profiler's Python event of a module's call, in recordings ``with_stack`` or ``with_modules``."""
@@ -113,8 +113,11 @@ def sync_times(
         for nested in (attribution.operators, Nested.of(trace, _range_rows(trace) if len(row) else row))
     )
     places, line = np.unique(
-        np.stack((trace.name[row].astype(np.int64), operator, ranges)), axis=1, return_inverse=True
-    )
+        np.stack((
+            trace.name[row].astype(np.int64), operator, ranges, _reads_of_loop(trace, work, host, attribution, row),
+        )),
+        axis=1, return_inverse=True,
+    )  # fmt: skip
     line = line.reshape(-1)
     size = (places.shape[1], len(steps))
     # One call's idle time may consist of several stretches.
@@ -127,7 +130,29 @@ def sync_times(
         calls=texts(places[0]),
         operators=texts(places[1]),
         ranges=texts(places[2]),
+        of_loop=tuple(places[3].astype(np.bool_).tolist()),
         count=sums(line[once], step[here][once], *size),
         idle_ns=sums(line, step[here], *size, counted[here]),
         delayed_ns=sums(line, step[here], *size, (delays.end_ns - delays.start_ns)[here]),
     )
+
+
+def _reads_of_loop(trace: Trace, work: DeviceWork, host: HostActivity, attribution: Attribution, row: Int64) -> Bool:
+    """Which blocking calls read what a collective brings that the training loop calls between the optimizer's step and
+    the next forward: the first read after each. What it reads later it may have had without.
+
+    Calls of one operator are one read: a copy to the host, and the wait for it.
+    """
+    launches = work.launch[attribution.is_communication & (work.launch != NONE)]
+    begins, start = host.between.start_ns, trace.start_ns[row]
+    if len(launches) == 0 or len(begins) == 0 or len(row) == 0:
+        return np.zeros(len(row), dtype=np.bool_)
+    issued = np.sort(trace.start_ns[launches])
+    last = issued[np.maximum(np.searchsorted(issued, start) - 1, 0)]
+    since = begins[np.maximum(np.searchsorted(begins, start, side="right") - 1, 0)]
+    calls = host.blocked_row[np.argsort(trace.start_ns[host.blocked_row], kind="stable")]
+    around, called = attribution.operators.around(trace, calls), trace.start_ns[calls]
+    another = np.append(True, (around[1:] != around[:-1]) | (around[1:] == NONE))
+    first = np.maximum.accumulate(np.where(another, np.arange(len(calls)), 0))[np.searchsorted(called, start)]
+    is_first = (first == 0) | (called[np.maximum(first - 1, 0)] < last)
+    return np.asarray(host.between.covers(start) & (since <= last) & (last < start) & is_first)

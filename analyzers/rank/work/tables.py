@@ -132,12 +132,15 @@ class SyncTimes(_NamedLines):
     the host not waited: also where it paused after the wait, or was in the loader.
 
     There is one line per place in the program: the call (``calls``), the operator around it (``operators``) and the
-    named range around it (``ranges``); the latter two are empty where there is none.
+    named range around it (``ranges``); the latter two are empty where there is none. What the training loop reads right
+    after a collective that it calls between the optimizer's step and the next forward has lines of its own
+    (``of_loop``).
     """
 
     calls: tuple[str, ...]
     operators: tuple[str, ...]
     ranges: tuple[str, ...]
+    of_loop: tuple[bool, ...]
     count: Int64
     idle_ns: Int64
     delayed_ns: Int64

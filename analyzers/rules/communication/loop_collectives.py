@@ -1,8 +1,9 @@
 """Collectives that the training loop calls for itself in every step: fires when the step is shorter without them.
 
 Metrics that are reduced, Python objects that are gathered, barriers and flags are small, so each takes the latency, and
-the host waits for it. Done when metrics are logged, they cost nothing in the other steps. Only those between the
-optimizer's step and the next forward are meant: elsewhere the model may need them.
+the host waits for it, most often to read what it brings: these reads go with them. Done when metrics are logged, they
+cost nothing in the other steps. Only those between the optimizer's step and the next forward are meant: elsewhere the
+model may need them.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Final
 
-from perfscope.analyzers.rules.context import RuleContext
+from perfscope.analyzers.rules.context import RuleContext, known
 from perfscope.analyzers.rules.typed import training_arguments
 from perfscope.results.findings import Action, Evidence, Finding, code
 from perfscope.text import count_per_step
@@ -19,6 +20,9 @@ RULE: Final = "loop-collectives"
 SHARE: Final = 0.05
 """Least share of the step that is saved."""
 _CHANGE: Final = {"loop.collectives": "0"}
+_ALL: Final = 0.95
+"""From this share on of what is idle after waits of hosts, all of that is after reads of what such collectives bring;
+from the rest on of it, some is."""
 _EVERY: Final = 50
 """Steps: metrics are rarely logged more often, and what is left is no more than 2% of the cost."""
 _METRICS: Final = (
@@ -37,27 +41,45 @@ _NEEDED: Final = "What the next step depends on (a count of tokens by which the 
 def evaluate(job: RuleContext) -> Finding | None:
     """The finding, or None: there are none, little would be saved, or the steps cannot be replayed."""
     calls = job.loop_collectives
-    replayed = job.replayed(_CHANGE, SHARE) if calls else None
+    changes = [{**_CHANGE, **_without_reads(job)}, _CHANGE] if calls else []
+    found = ((change, replayed) for change in changes if (replayed := job.replayed(change, SHARE)) is not None)
+    change, replayed = next(found, (_CHANGE, None))
     if replayed is None:
         return None
     prediction, saved_us = replayed
+    reads = ", with the reads of what they bring," if len(change) > 1 else ""
     listed = ", ".join(f"{count_per_step(count)} {kind}" for kind, count in calls.items())
     rows = [row for row in job.summary.time_breakdown if row.rank in job.ranks]
     exposed_us = sum(row.exposed_comm_wait_us + row.exposed_comm_transfer_us for row in rows) / len(rows)
     return job.finding(
         RULE,
-        f"Small collectives of the training loop between optimizer and forward ({listed} per step) cost "
+        f"Small collectives of the training loop between optimizer and forward ({listed} per step){reads} cost "
         f"{job.share(saved_us):.0%} of the step",
         saved_us,
         evidence=(
             *(Evidence(f"{kind} per step between optimizer and forward", count) for kind, count in calls.items()),
             Evidence("exposed communication per step (mean)", exposed_us, "us", job.ranks),
+            *known("device idle after reads of what they bring", reads_us(job) or None, "us", job.ranks),
         ),
         action=_action(job),
         confidence=job.confidence(),
         predicted=prediction,
-        whatif=_CHANGE,
+        whatif=change,
     )  # fmt: skip
+
+
+def reads_us(job: RuleContext) -> float:
+    """For how long devices are idle per step because hosts read what such collectives bring."""
+    return sum(row.idle_us for row in job.syncs if row.of_loop) if job.loop_collectives else 0.0
+
+
+def _without_reads(job: RuleContext) -> dict[str, str]:
+    """What else is set where reads go with the collectives: the share of the waits of hosts that is left."""
+    waits_us = sum(row.idle_us for row in job.syncs)
+    share = reads_us(job) / waits_us if waits_us else 0.0
+    if share < 1 - _ALL:
+        return {}
+    return {"host.sync": "0" if share >= _ALL else f"{1 - share:.2f}"}
 
 
 def _action(job: RuleContext) -> Action:

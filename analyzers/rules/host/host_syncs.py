@@ -6,7 +6,8 @@ themselves, and much may follow from them: a host that waits in every step canno
 and the ranks that are late keep devices waiting in steps to come. There the replay without the waits tells. The finding
 names what the trace shows: the runtime call, the operator that made it, the range around it. One rank alone that blocks
 is a straggler.
-Waits for FSDP's limit on gathered units are not the script's.
+Waits for FSDP's limit on gathered units are not the script's. What the loop reads after collectives of its own goes
+with these, which have a rule.
 Source: PyTorch performance tuning guide, "Avoid unnecessary CPU-GPU synchronization".
 """
 
@@ -16,6 +17,7 @@ from typing import Final
 
 from perfscope.analyzers.job.tables.syncs import SyncRow
 from perfscope.analyzers.rank.host_activity import LIMIT
+from perfscope.analyzers.rules.communication import loop_collectives
 from perfscope.analyzers.rules.context import RuleContext
 from perfscope.analyzers.rules.cpu_optimizer import on_cpu_us
 from perfscope.analyzers.rules.host.debug_settings import launches_block
@@ -89,13 +91,17 @@ _KINDS: Final = {
 def evaluate(job: RuleContext) -> Finding | None:
     """The finding, or None: little idle time after synchronizations, or launches that are set to block."""
     copies = sum(row.idle_us for row in blocking_copies(job))
-    computing = on_cpu_us(job)  # an optimizer on the CPU needs what it waits for
-    idle = job.typical_us("idle_sync") - copies - sum(row.idle_us for row in job.syncs if row.inside == LIMIT)
-    if launches_block(job) or (computing and idle - computing < SHARE * job.step_time_us):
+    if launches_block(job):
         return None
-    rows = tuple(row for row in job.syncs if row not in blocking_copies(job) and row.inside != LIMIT)
+    of_loop = loop_collectives.evaluate(job) if loop_collectives.reads_us(job) else None
+    others = tuple(row for row in job.syncs if row.inside == LIMIT or (row.of_loop and of_loop is not None))
+    idle = job.typical_us("idle_sync") - copies - sum(row.idle_us for row in others)
+    computing = on_cpu_us(job)  # an optimizer on the CPU needs what it waits for
+    if computing and idle - computing < SHARE * job.step_time_us:
+        return None
+    rows = tuple(row for row in job.syncs if row not in blocking_copies(job) and row not in others)
     if idle < SHARE * job.step_time_us:
-        return None if copies else _cannot_run_ahead(job, rows)
+        return None if copies or of_loop is not None else _cannot_run_ahead(job, rows)
     note = job.median_note("idle_sync")
     longest = f", most of it in {_place(rows[0])}" if rows else ""
     return job.finding(
@@ -109,8 +115,14 @@ def evaluate(job: RuleContext) -> Finding | None:
         action=_action(job, rows),
         confidence=_confidence(job),
         # The copies' share of the idle time is another rule's, and cannot be replayed apart.
-        whatif={} if copies else _CHANGE,
+        whatif={} if copies else _CHANGE if of_loop is None else _but_of_loop(job),
     )
+
+
+def _but_of_loop(job: RuleContext) -> dict[str, str]:
+    """The change that leaves the reads of what collectives of the loop bring, which go with these."""
+    left = loop_collectives.reads_us(job) / sum(row.idle_us for row in job.syncs)
+    return {**_CHANGE, "host.sync": f"{left:.2f}"}
 
 
 def _cannot_run_ahead(job: RuleContext, rows: tuple[SyncRow, ...]) -> Finding | None:

@@ -6,12 +6,15 @@ import dataclasses
 
 import pytest
 
+import perfscope
+from perfscope.analyzers.job.tables.syncs import SyncRow
 from perfscope.analyzers.rules.communication import loop_collectives
 from perfscope.analyzers.rules.context import RuleContext
+from perfscope.analyzers.rules.host import host_syncs
 from perfscope.results.findings import Prediction
 from tests.analyzers.measured import advised
 from tests.analyzers.rules.jobs import STEP_US, breakdown, context, runs
-from tests.emulator.emulate import emulate
+from tests.emulator.emulate import emulate, step_ns
 from tests.emulator.spec import US, Job, Model, Network, Recording
 
 
@@ -78,3 +81,47 @@ def test_it_comes_first_in_a_job_that_does_little_else(tmp_path_factory: pytest.
     first = advised(folder).findings[0]
     assert first.rule == loop_collectives.RULE
     assert "20 all_reduce per step" in first.title
+
+
+def test_reads_of_what_they_bring_go_with_them(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Each read leaves the device idle: the gain is that of both, and what the host reads there is no other finding."""
+    folder = tmp_path_factory.mktemp("job")
+    job = Job(metrics=8, metrics_read=True, model=Model(blocks=4, tokens=1024), recording=Recording(steps=6))
+    emulate(job).write(folder)
+    summary = perfscope.analyze(folder, workers=1)
+    first = summary.findings[0]
+    assert (first.rule, first.whatif) == (loop_collectives.RULE, {"loop.collectives": "0", "host.sync": "0"})
+    assert "(8 all_reduce per step), with the reads of what they bring, cost" in first.title
+    without_us = step_ns(dataclasses.replace(job, metrics=0)) / 1e3
+    assert first.predicted_step_us is not None
+    assert first.predicted_step_us.mid == pytest.approx(without_us, rel=0.05)
+    assert "host-syncs" not in {finding.rule for finding in summary.findings}
+
+
+def test_other_reads_stay_what_they_are() -> None:
+    """Half of what is idle after reads is after the loop's: the other half is advised apart."""
+    rows = [
+        SyncRow(call="cudaStreamSynchronize", operator="aten::item", inside="", idle_us=10_000.0, delayed_us=10_000.0,
+                count_per_step=1.0, ranks=(0, 1), of_loop=of_loop)
+        for of_loop in (False, True)
+    ]  # fmt: skip
+    step = Prediction(low=80_000.0, mid=80_000.0, high=80_000.0)
+    case = dataclasses.replace(
+        logging(all_reduce=3), syncs=tuple(rows),
+        predict=lambda change: step if change == {"loop.collectives": "0", "host.sync": "0.50"} else None,
+    )  # fmt: skip
+    case = dataclasses.replace(
+        case, summary=dataclasses.replace(
+            case.summary, time_breakdown=tuple(breakdown(rank, idle_sync=20_000.0) for rank in range(2)),
+        ),
+    )  # fmt: skip
+    finding = loop_collectives.evaluate(case)
+    assert finding is not None
+    assert finding.whatif == {"loop.collectives": "0", "host.sync": "0.50"}
+    others = host_syncs.evaluate(case)
+    assert others is not None
+    assert "idle for 10% of the step" in others.title
+    assert others.whatif == {"host.sync": "0.50"}
+    alone = host_syncs.evaluate(dataclasses.replace(case, predict=None))
+    assert alone is not None
+    assert "idle for 20% of the step" in alone.title  # no finding has the loop's
