@@ -3,7 +3,8 @@
 Variables are reported where exposed transfer takes part of the step. Without one, the bus bandwidth of large
 collectives is compared with the link: inside a host NVLink, between hosts 25 Gbit/s Ethernet, which a machine with such
 devices hardly has for its network. Where hosts are not recorded, it must be slow for either: below what one adapter of
-100 Gbit/s gives. Sources: NCCL documentation, "Environment Variables"
+100 Gbit/s gives. Where one host, rank or link is slower than the others, and a straggler for that, groups that it slows
+do not count, and of the others what is left beside it. Sources: NCCL documentation, "Environment Variables"
 (``NCCL_ALGO``: "not recommended to be set"); nccl-tests ``doc/PERFORMANCE.md`` for bus bandwidth.
 """
 
@@ -11,13 +12,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
+from statistics import median
 from typing import Final
 
 from perfscope.analyzers.rules.communication.host_backend import on_host
 from perfscope.analyzers.rules.context import RuleContext
 from perfscope.frozen import dataclass
 from perfscope.results.findings import Action, Confidence, Evidence, Finding, code
-from perfscope.results.rows import CollectiveRow
+from perfscope.results.rows import CollectiveRow, StragglerRow
 from perfscope.text import byte_size
 
 RULE: Final = "nccl-environment"
@@ -31,6 +34,8 @@ FAR: Final = 0.25
 """Share of the link below which it cannot be in use: rings reach about three quarters of NVLink (230 of 300 GB/s on
 A100), and half of that where many kernels compete."""
 REACHABLE: Final = 0.75
+_AS_QUICK: Final = 0.75
+"""From this part of the bandwidth inside a slow place on it may be the reason why a larger group is as slow."""
 BETWEEN_HOSTS_GBPS: Final = 3.1
 """25 Gbit/s Ethernet."""
 _ADAPTER_GBPS: Final = 4 * BETWEEN_HOSTS_GBPS
@@ -75,10 +80,13 @@ class _Slow:
 
 def evaluate(job: RuleContext) -> Finding | None:
     """The finding, or None: overlapped communication, another backend, or no such variable and no slow link."""
-    exposed = job.exposed_transfer_us
+    exposed, variables = job.exposed_transfer_us, _variables(job)
+    place = None if variables else _slow_place(job)
+    if place is not None:
+        exposed = _exposed_elsewhere_us(job, place)
     if not job.info.devices or on_host(job) or exposed < FLOOR * job.step_time_us:
         return None
-    variables, slow = _variables(job), _slowest(job)
+    slow = _slowest(job, place)
     if not variables and (slow is None or exposed < SHARE * job.step_time_us):
         return None
     # The network between hosts is not known, so a low bandwidth alone is a hint.
@@ -88,10 +96,11 @@ def evaluate(job: RuleContext) -> Finding | None:
         RULE,
         _title(variables, slow, job.share(exposed)),
         saved,
-        evidence=_evidence(job, variables, slow),
+        evidence=_evidence(job, exposed, variables, slow),
         action=_action(variables, slow),
         confidence=Confidence.LOW if job.info.few_steps or guessed else Confidence.MEDIUM,
-        whatif=_whatif(job, slow),
+        # A quicker network would be quicker at the slow place, too, which is another finding.
+        whatif={} if place is not None else _whatif(job, slow),
     )
 
 
@@ -111,8 +120,10 @@ def _title(variables: tuple[_Variable, ...], slow: _Slow | None, share: float) -
     )
 
 
-def _evidence(job: RuleContext, variables: tuple[_Variable, ...], slow: _Slow | None) -> tuple[Evidence, ...]:
-    rows = [job.exposed_transfer()]
+def _evidence(
+    job: RuleContext, exposed_us: float, variables: tuple[_Variable, ...], slow: _Slow | None
+) -> tuple[Evidence, ...]:
+    rows = [replace(job.exposed_transfer(), value=exposed_us)]
     rows += [Evidence(f"ranks with {each.name}={each.value}", len(each.ranks), ranks=each.ranks) for each in variables]
     if slow is not None:
         what = f"bus bandwidth of {slow.row.kind} of {byte_size(slow.row.bytes or 0)}"
@@ -195,14 +206,47 @@ def _variables(job: RuleContext) -> tuple[_Variable, ...]:
     return tuple(variables) if any(variable.name != "NCCL_DEBUG" for variable in variables) else ()
 
 
-def _slowest(job: RuleContext) -> _Slow | None:
-    """The group furthest below its link's bandwidth; None where none is, or there are no large collectives."""
+def _slow_place(job: RuleContext) -> StragglerRow | None:
+    """The host, rank or link that the job waits for most, where that is by its slow transfers; None where it is not."""
+    worst = next(iter(job.summary.stragglers), None)
+    slow = worst is not None and worst.cause == "communication" and worst.lost_us >= SHARE * job.step_time_us
+    return worst if slow else None
+
+
+def _exposed_elsewhere_us(job: RuleContext, place: StragglerRow) -> float:
+    """Exposed transfer per step, median of the ranks that are not at the slow place; 0 without any."""
+    rows = [row for row in job.summary.time_breakdown if row.rank not in place.members]
+    return median(row.exposed_comm_transfer_us for row in rows) if rows else 0.0
+
+
+def _large(job: RuleContext) -> list[CollectiveRow]:
+    """The collectives whose time is their bandwidth, where that is known."""
+    return [
+        row
+        for row in job.summary.collectives
+        if (row.bytes or 0) >= LARGE and row.busbw_gbps and row.complete and row.kind not in ("send", "recv")
+    ]
+
+
+def _explained(job: RuleContext, place: StragglerRow) -> frozenset[str]:
+    """Groups that are slow by the slow place: those inside it, and those of others with it that are about as quick."""
+    members, rows = set(place.members), _large(job)
+    inside = [row.busbw_gbps or 0.0 for row in rows if members.issuperset(row.ranks)]
+    least = _AS_QUICK * min(inside, default=0.0)
+    return frozenset(row.group for row in rows if members.intersection(row.ranks) and (row.busbw_gbps or 0.0) >= least)
+
+
+def _slowest(job: RuleContext, place: StragglerRow | None) -> _Slow | None:
+    """The group furthest below its link's bandwidth; None where none is, or there are no large collectives. Without
+    those that a slow place explains.
+    """
     across = {group.name: group.across_hosts for group in job.summary.groups}
     best: dict[str, CollectiveRow] = {}
-    for row in job.summary.collectives:
-        if (row.bytes or 0) < LARGE or not row.busbw_gbps or not row.complete or row.kind in ("send", "recv"):
+    explained = _explained(job, place) if place is not None else ()
+    for row in _large(job):
+        if row.group in explained:
             continue
-        if row.group not in best or row.busbw_gbps > (best[row.group].busbw_gbps or 0.0):
+        if row.group not in best or (row.busbw_gbps or 0.0) > (best[row.group].busbw_gbps or 0.0):
             best[row.group] = row
     below = [slow for name, row in best.items() if (slow := _against_link(job, row, across.get(name)))]
     return min(below, key=lambda slow: slow.busbw_gbps / slow.link_gbps, default=None)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from perfscope.analyzers.rules.communication import nccl_environment
-from perfscope.results.rows import CollectiveRow
+from perfscope.results.rows import CollectiveRow, StragglerRow
 from perfscope.results.tables import GroupRow
 from tests.analyzers.rules.bare import Bare, found
 from tests.analyzers.rules.jobs import Analyzed, analyze, breakdown, context, runs
@@ -114,3 +114,46 @@ def test_where_hosts_are_not_recorded_it_is_slow_for_both_links(tmp_path):
 def test_where_hosts_are_not_recorded_one_adapter_s_pace_is_silent(busbw_gbps, fires):
     case = exposed(20_000.0, {}, busbw_gbps=busbw_gbps, across=None)
     assert (nccl_environment.evaluate(case) is not None) is fires
+
+
+def beside_a_slow_link(quick_gbps: float, all_gbps: float, lost_us: float = 40_000.0):
+    """Two groups of two ranks, of which the second's link has 20 GB/s, and one of all."""
+
+    def row(ranks: tuple[int, ...], busbw_gbps: float) -> CollectiveRow:
+        return CollectiveRow(
+            group=str(ranks), ranks=ranks, kind="all_gather", dtype="bfloat16", bytes=64 << 20, count=8,
+            transfer_us=400.0, wait_us=0.0, algbw_gbps=busbw_gbps, busbw_gbps=busbw_gbps, last_arriver={},
+        )  # fmt: skip
+
+    rows = (row((0, 1), quick_gbps), row((2, 3), 20.0), row((0, 1, 2, 3), all_gbps))
+    groups = [
+        GroupRow(name=each.group, ranks=each.ranks, role="data", role_from="test", comm_us=1.0, across_hosts=False)
+        for each in rows
+    ]
+    link = StragglerRow(
+        rank=2, cause="communication", lost_us=lost_us, confidence="high", share_of_steps=1.0, scope="link",
+        ranks=(2, 3),
+    )  # fmt: skip
+    exposed_us = (20_000.0, 20_000.0, 60_000.0, 60_000.0)
+    return context(
+        *(breakdown(rank, exposed_comm_transfer=us) for rank, us in enumerate(exposed_us)), runs=runs(4),
+        stragglers=(link,), collectives=rows, groups=tuple(groups),
+    )  # fmt: skip
+
+
+def test_a_slow_link_between_some_ranks_is_no_transport_of_all():
+    """It explains the bandwidth of its own group, and of a larger one with it that is no slower."""
+    assert nccl_environment.evaluate(beside_a_slow_link(230.0, 230.0)) is None
+    assert nccl_environment.evaluate(beside_a_slow_link(230.0, 18.0)) is None
+    assert nccl_environment.evaluate(beside_a_slow_link(230.0, 230.0, lost_us=4_000.0)) is not None  # told by no other
+
+
+def test_beside_a_slow_link_the_others_count_by_what_is_left():
+    """The other group is slow, too: what its ranks expose is the bound, and no replay that mends the slow link."""
+    finding = nccl_environment.evaluate(beside_a_slow_link(60.0, 230.0))
+    assert finding is not None
+    assert "NCCL reaches 60 of 300 GB/s (NVLink): exposed transfer takes 20% of the step" in finding.title
+    assert (finding.whatif, finding.ceiling) == ({}, pytest.approx(100 / (100 - 20 * (1 - 60 / 300)) - 1))
+    slower = nccl_environment.evaluate(beside_a_slow_link(230.0, 5.0))
+    assert slower is not None
+    assert "NCCL reaches 5 of 300" in slower.title
