@@ -114,7 +114,7 @@ def _difference(comparison: Comparison, difference: Difference) -> list[str]:
     lines += ["", *_table(["", "baseline", "candidate", "change"], metrics[:6])]
     rows = [
         [words.category_name(row.name), duration(row.baseline_us), duration(row.candidate_us),
-         words.signed(row.delta_us), words.verdict_word(row.significant)]
+         words.signed(row.delta_us), words.category_verdict(difference, row)]
         for row in difference.categories if row.baseline_us > 0 or row.candidate_us > 0
     ]  # fmt: skip
     if rows:

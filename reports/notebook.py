@@ -96,7 +96,7 @@ def _changes(difference: Difference) -> list[tuple[str, ...]]:
     return [
         (
             words.category_name(row.name), duration(row.baseline_us), duration(row.candidate_us),
-            words.signed(row.delta_us), words.verdict_word(row.significant),
+            words.signed(row.delta_us), words.category_verdict(difference, row),
         )
         for row in difference.categories
         if row.significant or abs(row.delta_us) >= _VISIBLE_SHARE * difference.step.baseline_us

@@ -1,7 +1,8 @@
 """Is a difference between two recordings more than noise? For the step time and each category of its breakdown.
 
 One statistic decides, and is what the user sees: the difference of the means of the regular steps (``significance``),
-and a range around it that is as wide as its confidence interval, or as the floor where that is wider. A difference is
+and a range around it that is as wide as its confidence interval, or as the floor where that is wider; where all steps
+of one recording are beyond all of the other, the range ends at least by the gap between them. A difference is
 significant where its range excludes 0. The categories are measured on the same steps, so their differences add up to
 the step's.
 """
@@ -20,7 +21,7 @@ from perfscope.analyzers.compare.sample import (
     regular_times,
     step_sample,
 )
-from perfscope.analyzers.compare.significance import holm, regular_steps, welch_test
+from perfscope.analyzers.compare.significance import holm, regular_steps, separation, welch_test
 from perfscope.results.comparison import CategoryChange, StepChange
 from perfscope.results.rows import FEW_STEPS
 from perfscope.results.summary import Summary
@@ -52,8 +53,9 @@ def step_change(
     first, second = step_sample(baseline), step_sample(candidate)
     delta = second.step_us - first.step_us
     smallest, smallest_from = _floor(first.step_us, baselines, floor)
-    test = welch_test(first.values, second.values, runs=(_regular_run(baseline), _regular_run(candidate)))
-    noise = max(test.half_width(1 - LEVEL), smallest) if test is not None else None
+    runs = _regular_run(baseline), _regular_run(candidate)
+    chance = _by_chance((first.values, second.values), LEVEL, runs)
+    noise = max(chance[0], smallest) if chance is not None else None
     confirmed = _confirmed(baseline, candidate, delta) if noise is not None and abs(delta) > noise else None
     if noise is not None and confirmed is False:
         # A change that the runs do not confirm is noise, however large.
@@ -64,7 +66,7 @@ def step_change(
         verdict=_verdict(delta, noise),
         low_us=delta - noise if noise is not None else None,
         high_us=delta + noise if noise is not None else None,
-        p=test.p if test is not None else None,
+        p=chance[1] if chance is not None else None,
         floor_us=smallest,
         floor_from=smallest_from,
         noise_us=noise,
@@ -77,6 +79,21 @@ def step_change(
         baseline_unprofiled_us=_beside_the_profiled(baseline),
         candidate_unprofiled_us=_beside_the_profiled(candidate),
     )
+
+
+def _by_chance(
+    pair: tuple[Float64, Float64], level: float, runs: tuple[Float64 | None, Float64 | None] = (None, None)
+) -> tuple[float, float] | None:
+    """(by how much the means of so many steps may differ by chance, at ``level``; how likely it is that they differ as
+    much as they do); None below two steps. Samples that are apart, which is no chance, differ by the gap between them.
+    """
+    test, apart = welch_test(*pair, runs=runs), separation(*pair, runs=runs)
+    if test is None:
+        return None
+    width = test.half_width(1 - level)
+    if apart is None or apart.p >= level:
+        return width, test.p
+    return min(width, abs(test.delta) - apart.gap), min(test.p, apart.p)
 
 
 def _beside_the_profiled(summary: Summary) -> float | None:
@@ -140,8 +157,8 @@ def noise_of_part(pair: tuple[Float64, Float64], level: float, step: StepChange)
     """What a part's change must exceed, µs: half of its interval, at least the floor; the whole step's noise where the
     part has no times of single steps.
     """
-    test = welch_test(*pair)
-    return max(test.half_width(1 - level), part_floor(step)) if test is not None else step.noise_us
+    chance = _by_chance(pair, level)
+    return max(chance[0], part_floor(step)) if chance is not None else step.noise_us
 
 
 def part_floor(step: StepChange) -> float:

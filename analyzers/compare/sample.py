@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import numpy as np
 
 from perfscope.analyzers.compare.significance import regular_steps
@@ -9,6 +11,9 @@ from perfscope.frozen import dataclass
 from perfscope.results.comparison import BETWEEN_RANKS
 from perfscope.results.summary import Summary
 from perfscope.trace.trace import Bool, Float64
+
+_AS_MUCH: Final = 0.95
+"""Share of the regular steps' compute from which a step computes as much as they do."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,10 +50,24 @@ def step_sample(summary: Summary) -> StepSample:
     if job.step_time_us_per_step and job.steps:
         times = np.array(job.step_time_us_per_step)
         # Without a breakdown of each step, only all of them together have one.
-        regular = regular_steps(times) if _splits(summary, times) else np.ones(len(times), dtype=np.bool_)
+        regular = np.ones(len(times), dtype=np.bool_)
+        if _splits(summary, times):
+            regular = regular_steps(times)
+            regular |= _quick_but_whole(summary, times, regular)
         return StepSample(times, regular, job.step_time_us)
     times = history_sample(summary) if not summary.time_breakdown else np.zeros(0)
     return StepSample(times, np.ones(len(times), dtype=np.bool_), job.step_time_us)
+
+
+def _quick_but_whole(summary: Summary, times: Float64, regular: Bool) -> Bool:
+    """Which quicker steps compute as much as the regular ones: they did not have to wait, as for a loader that still
+    has batches ready. One that is cut by the recording's end computes less.
+    """
+    compute = row_times(summary, "compute")
+    if len(compute) != len(times) or regular.all():
+        return np.zeros(len(times), dtype=np.bool_)
+    whole: Bool = (times < times[regular].min()) & (compute >= _AS_MUCH * float(np.median(compute[regular])))
+    return whole
 
 
 def _splits(summary: Summary, times: Float64) -> bool:

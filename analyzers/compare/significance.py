@@ -1,4 +1,5 @@
-"""Do the means of two samples differ, by how much, and how sure is that? Welch's t-test (Biometrika 34, 1947).
+"""Do the means of two samples differ, by how much, and how sure is that? Welch's t-test (Biometrika 34, 1947), and
+whether the samples overlap at all.
 
 One procedure gives the estimate (the difference of the means), its confidence interval and the p-value: the interval of
 level 1 - a excludes 0 exactly where p < a. Means, because the parts of a step then add up to it, and because a loader
@@ -80,6 +81,36 @@ def welch_test(
     below = sum(part**2 / (size - 1) for part, size in zip(parts, known, strict=True))
     degrees = max(error**4 / below, 1.0)
     return WelchTest(delta, error, degrees, 2 * (1 - student_cdf(abs(delta) / error, degrees)))
+
+
+@dataclass(frozen=True)
+class Separation:
+    """All values of one sample are beyond all of the other."""
+
+    gap: float
+    """Between the nearest two."""
+    p: float
+    """Chance that samples of one distribution are so: of all orders of so many values two are (Wilcoxon's rank sum,
+    two-sided), whatever the distribution.
+    """
+
+
+def separation(
+    baseline: Float64, candidate: Float64, *, runs: tuple[Float64 | None, Float64 | None] = (None, None)
+) -> Separation | None:
+    """How two samples are apart; None where they overlap. ``runs`` as in ``effective_size``.
+
+    Where steps vary much in one recording alone, as where a loader comes to limit it, their own spread is hardly known
+    from a few: that each is beyond all of the other recording tells more. Example, ms: 13 13 13 13 13 13 and 15 17 20
+    20 21 21 are apart by 2, by chance in 2 of 924 cases.
+    """
+    if min(len(baseline), len(candidate)) < 2:
+        return None
+    gap = max(float(candidate.min() - baseline.max()), float(baseline.min() - candidate.max()))
+    if gap <= 0:
+        return None
+    first, second = (int(effective_size(sample, run)) for sample, run in zip((baseline, candidate), runs, strict=True))
+    return Separation(gap, 2 / math.comb(first + second, first))
 
 
 def regular_steps(times: Float64) -> Bool:

@@ -71,7 +71,8 @@ class StepChange(TimeChange):
     """The step time of baseline and candidate, and whether the difference is significant.
 
     ``baseline_us`` and ``candidate_us`` are means of the regular steps: a lone odd step (warm-up, a checkpoint, a step
-    that is cut) is left out. The means of all steps stand beside them.
+    that is cut) is left out, but no quicker one that computes as much as the others. The means of all steps
+    stand beside them.
     """
 
     verdict: Annotated[
@@ -80,7 +81,11 @@ class StepChange(TimeChange):
     ]
     low_us: Annotated[Us | None, "Lower end of the range: ``delta_us`` - ``noise_us``. None below two steps."]
     high_us: Us | None
-    p: Annotated[float | None, "Two-sided p-value of Welch's test of the steps alone, without the floor."]
+    p: Annotated[
+        float | None,
+        "Two-sided p-value of Welch's test of the steps alone, without the floor; or of Wilcoxon's, where all steps of "
+        "one recording are beyond all of the other.",
+    ]
     floor_us: Annotated[
         Us,
         "Smaller differences are never significant: runs of one job differ by this much, by experience or as measured.",
@@ -88,7 +93,9 @@ class StepChange(TimeChange):
     floor_from: Annotated[str, "Where the floor comes from, in words."]
     noise_us: Annotated[
         Us | None,
-        "The difference must exceed this: half the width of its 99 % confidence interval (Welch), at least the floor.",
+        "The difference must exceed this: half the width of its 99 % confidence interval (Welch), at least the floor; "
+        "where the steps do not overlap, and that is no chance, no more than the difference without the gap between "
+        "them.",
     ]
     baseline_mean_us: Annotated[Us, "Mean of all used steps, as on the recording's own page."]
     candidate_mean_us: Us

@@ -131,9 +131,12 @@ def deltas(difference: Difference) -> Deltas | None:
         return 100 * (us - low) / span
 
     return Deltas(
-        bars=tuple(_delta_bar(row, words.category_name(row.name), place, reach) for row in shown),
+        bars=tuple(
+            _delta_bar(row, words.category_name(row.name), words.category_verdict(difference, row), place, reach)
+            for row in shown
+        ),
         zero=place(0.0),
-        total=_delta_bar(whole, "Step time", place, reach),
+        total=_delta_bar(whole, "Step time", words.verdict_word(whole.significant), place, reach),
         hidden=words.signed(rest) if len(shown) < len(rows) and abs(rest) >= 0.05 else "",
     )
 
@@ -193,7 +196,9 @@ def _tile(change: MetricChange, definition: str) -> MetricTile:
     )
 
 
-def _delta_bar(row: CategoryChange, label: str, place: Callable[[float], float], reach: float) -> DeltaBar:
+def _delta_bar(
+    row: CategoryChange, label: str, verdict: str, place: Callable[[float], float], reach: float
+) -> DeltaBar:
     start, end = sorted((place(0.0), place(row.delta_us)))
     whisker = None
     if row.low_us is not None and row.high_us is not None:
@@ -209,7 +214,7 @@ def _delta_bar(row: CategoryChange, label: str, place: Callable[[float], float],
         whisker_left=whisker[0] if whisker else None,
         whisker_width=whisker[1] - whisker[0] if whisker else None,
         significant="unknown" if row.significant is None else "yes" if row.significant else "no",
-        verdict=words.verdict_word(row.significant),
+        verdict=verdict,
         faster=row.delta_us < 0,
     )
 

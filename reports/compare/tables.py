@@ -9,6 +9,7 @@ from perfscope.reports import tables
 from perfscope.reports.compare.words import (
     LABELS,
     category_name,
+    category_verdict,
     metric_value,
     relative,
     signed,
@@ -49,7 +50,7 @@ def breakdown_table(difference: Difference, suffix: str) -> HtmlTable | None:
         tables.words("Category", [category_name(row.name) for row in rows]),
         *_times(rows, largest=largest),
         _from_to("Range (99%)", [(row.low_us, row.high_us) for row in rows]),
-        _verdicts([row.significant for row in rows]),
+        tables.words("Verdict", [category_verdict(difference, row) for row in rows], definition="significant"),
     ]
     reading = "Mean over ranks. The changes add up to that of the step time."
     return tables.table(f"breakdown{suffix}", "Time breakdown", columns, reading)

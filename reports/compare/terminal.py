@@ -62,7 +62,7 @@ def _difference(value: Comparison, difference: Difference, paint: Paint) -> list
                 f"{duration(row.baseline_us):>8} -> {duration(row.candidate_us):>8}  {words.signed(row.delta_us):>9}"
             )
             tone = ("bad" if row.delta_us > 0 else "good") if row.significant else ""
-            verdict = paint.tone(words.verdict_word(row.significant), tone)
+            verdict = paint.tone(words.category_verdict(difference, row), tone)
             lines.append(f"  {name:<33}{times}  {verdict}")
     findings = [f"  {finding.status:<5} {printable(finding.title)}" for finding in difference.findings]
     return [*lines, *(["", "Findings:", *findings] if findings else [])]

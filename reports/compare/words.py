@@ -19,6 +19,7 @@ from perfscope.results.comparison import (
     Scaling,
     ScalingRow,
     SettingChange,
+    StageChange,
     StepChange,
 )
 from perfscope.results.history import OTHER, STAGE_WORDS
@@ -381,6 +382,15 @@ def improved(change: MetricChange) -> bool | None:
 def verdict_word(is_significant: bool | None) -> str:
     """The verdict on one change."""
     return "not judged" if is_significant is None else "significant" if is_significant else "within noise"
+
+
+def category_verdict(difference: Difference, row: CategoryChange | StageChange) -> str:
+    """The verdict on the change of a category. One that explains a significant change of the step, with others, is no
+    noise, though it is not significant alone.
+    """
+    if row.significant is False and row.name in difference.causes:
+        return "part of the change"
+    return verdict_word(row.significant)
 
 
 def _moved(row: CategoryChange) -> str:

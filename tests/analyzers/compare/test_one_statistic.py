@@ -164,6 +164,26 @@ def test_one_step_on_a_side_is_not_tested() -> None:
     assert {row.significant for row in difference.categories} == {None}
 
 
+def test_what_explains_a_change_is_no_noise() -> None:
+    """A loader that became slow, whose first batch was still ready: that step is whole, and counts."""
+    rng = np.random.default_rng(4)
+    before, after = np.zeros((6, len(NAMES))), np.zeros((6, len(NAMES)))
+    before[:], after[:] = 0.1, 0.1
+    before[:, 0] = after[:, 0] = 13 + rng.normal(0, 0.02, 6)
+    before[:, 2], after[:, 2] = 0.0, (0.2, 2.0, 7.4, 6.1, 7.5, 7.3)
+    difference = perfscope.compare(recorded(before), recorded(after)).differences[0]
+    step = difference.step
+    assert (step.verdict, step.candidate_steps, step.candidate_us) == ("slower", 6, step.candidate_mean_us)
+    assert "Left out" not in step.why
+    (row,) = [row for row in difference.categories if row.name in difference.causes]
+    assert (row.name, row.significant) == ("idle_dataloader", False)
+    assert words.category_verdict(difference, row) == "part of the change"
+    cut = before.copy()
+    cut[-1] *= 0.4
+    left_out = perfscope.compare(recorded(before), recorded(cut)).differences[0]
+    assert left_out.step.candidate_steps == 5
+
+
 def test_odd_steps_are_named_and_the_mean_of_all_stays_visible() -> None:
     table = np.tile([60.0, 10.0, 20.0, 5.0, 5.0], (8, 1)) * np.random.default_rng(6).normal(1, 0.01, (8, 5))
     odd = table.copy()

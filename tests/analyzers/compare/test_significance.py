@@ -11,6 +11,7 @@ from perfscope.analyzers.compare.significance import (
     effective_size,
     holm,
     regular_steps,
+    separation,
     student_cdf,
     student_quantile,
     welch_test,
@@ -89,6 +90,21 @@ def test_an_odd_step_does_not_hide_a_shift() -> None:
     assert found is not None
     assert found.p < 0.001
     assert found.delta == pytest.approx(-10, abs=0.5)
+
+
+def test_samples_that_are_apart_differ_however_much_one_varies() -> None:
+    """Batches come late in one recording only, in each step of it, and in some much more: Welch's test is not sure."""
+    quick, starved = np.array([13.2, 13.3, 13.2, 13.1, 13.2, 13.3]), np.array([13.4, 15.3, 20.6, 19.4, 20.8, 20.5])
+    test, apart = welch_test(quick, starved), separation(quick, starved)
+    assert test is not None
+    assert test.p > 0.01
+    assert apart is not None
+    assert (apart.gap, apart.p) == (pytest.approx(0.1), pytest.approx(2 / 924))
+    assert separation(starved, quick) == apart
+    assert separation(quick, np.append(starved, 13.0)) is None
+    few = separation(quick[:2], starved[:2])
+    assert few is not None
+    assert few.p > 0.3
 
 
 def test_neighbours_that_resemble_count_for_fewer() -> None:
