@@ -44,6 +44,18 @@ _OFTEN: Final = 1 / 6
 _OFTENER: Final = 2.0
 """And more than so many times as many as of another rank."""
 
+_CHANCE: Final = 0.01
+"""How likely it may be that only some ranks of all are slow in so many steps where each might be."""
+
+
+def are_few(ranks: int, of_all: int, steps: int) -> bool:
+    """Is it no chance that no more than ``ranks`` different ones of all are slow, each time one, in so many steps?
+
+    Example: of eight ranks two are, in eight steps. Were it any of them each time, these would be only two in 28
+    · (2/8)^8 of all cases, 1 in 2341.
+    """
+    return ranks < of_all and math.comb(of_all, ranks) * (ranks / of_all) ** steps < _CHANCE
+
 
 def least_told_ns(own_ns: Int64, step_ns: float) -> float:
     """The cost from which chance is not asked about, ns. ``own_ns``: own time of the peers [rank, used step]."""

@@ -10,7 +10,14 @@ import numpy as np
 
 from perfscope.analyzers.replay.pace import shortened
 from perfscope.analyzers.replay.peers import Peers
-from perfscope.analyzers.replay.stragglers.own_time import compute_varies, flops_differ, flops_per_step, steadiness
+from perfscope.analyzers.replay.stragglers.chance import are_few
+from perfscope.analyzers.replay.stragglers.own_time import (
+    compute_varies,
+    flops_differ,
+    flops_per_step,
+    over_others,
+    steadiness,
+)
 from perfscope.analyzers.replay.stragglers.paced import PacedReplays
 from perfscope.analyzers.replay.stragglers.slow_for_work import longer_ns, slow_for_their_work, spread_evenly_ns
 from perfscope.analyzers.replay.stragglers.straggler import ALIKE, CAUSES, OWN, Straggler
@@ -38,6 +45,8 @@ _SURELY_STEADY: Final = 16.0
 
 _OF_ONE: Final = 0.05
 """Share of what a slow rank is above the mean in its slowest step: below that no rank is slow in a step."""
+_OF_FEW: Final = 0.25
+"""The same where a few ranks may be slow in turn: what the others vary by is below it."""
 _QUIET: Final = 2
 """Such steps, at least: in one, work that varies may happen to be even."""
 
@@ -63,6 +72,8 @@ class UnevenWork:
             # one long step, as in a first one, says nothing of the work.
             ratio, alone = max(steadiness(own), steadiness(compute)), often.max() > _MOST_STEPS * own.shape[1]
             if not by_flops and (ratio >= _SURELY_STEADY or (ratio >= _STEADY and alone) or of_one_rank(own)):
+                continue
+            if not by_flops and of_few_ranks(own):
                 continue
             if ahead.mean() >= _VARIES * self._paced.steps_ns.mean() and self._varies_by_compute(peers):
                 varying += peers.ranks
@@ -210,3 +221,13 @@ def of_one_rank(own_ns: Int64) -> bool:
     slow = ahead >= _OF_ONE * ahead.max()
     of_one = len(set(own_ns.argmax(axis=0)[slow].tolist())) == 1
     return of_one and int((~slow).sum()) >= _QUIET
+
+
+def of_few_ranks(own_ns: Int64) -> bool:
+    """Are some ranks (lines) slower, now one and now another, and the others never? Where work varies, each is slow in
+    some step (column): that so few are in so many steps would be chance.
+    """
+    over = over_others(own_ns)
+    slow = over >= _OF_FEW * over.max()
+    ranks, steps = int(slow.any(axis=1).sum()), int(slow.any(axis=0).sum())
+    return are_few(ranks, len(own_ns), steps)

@@ -2,9 +2,10 @@
 
 Sequences of different length, or tokens that choose one expert, make one micro-batch longer than another: forward and
 backward grow together, and the slow rank changes. With shapes the FLOPs show it; without, forward and the rest of
-compute must correlate. A rank that is slow with the same work is a straggler, not uneven work. Where another rank is
-the slowest between each two collectives, as where every layer's experts get tokens of their own, compute between these
-shows it, and whole steps need not.
+compute must correlate. A rank that is slow with the same work is a straggler, not uneven work; so are a few ranks that
+are slow in turn while the others never are, unless FLOPs show that they have more. Where another rank is the slowest
+between each two collectives, as where every layer's experts get tokens of their own, compute between these shows it,
+and whole steps need not.
 Source: arXiv 2505.05713 (forward and backward times that correlate tell uneven sequences from slow workers).
 """
 
@@ -15,6 +16,7 @@ from typing import Final
 
 import numpy as np
 
+from perfscope.analyzers.replay.stragglers.chance import are_few
 from perfscope.analyzers.rules.context import RuleContext
 from perfscope.results.findings import Action, Confidence, Evidence, Finding
 from perfscope.results.rows import StragglerRow
@@ -147,7 +149,13 @@ def explains(job: RuleContext, row: StragglerRow) -> bool:
     """Do the ranks of this straggler take turns, each slow where it has more to compute?"""
     if row.pattern != "rotating" or row.cause != "compute":
         return False
-    return row.within_steps or _follows(job)[1] >= CORRELATED
+    by_flops, correlation = _follows(job)
+    return row.within_steps or (correlation >= CORRELATED and (by_flops or not only_few(job, row)))
+
+
+def only_few(job: RuleContext, row: StragglerRow) -> bool:
+    """Are few ranks slow in turn, and the others never? Work that varies is longer on each now and then."""
+    return row.scope == "job" and are_few(len(row.ranks), len(job.ranks), len(row.steps) or len(job.info.steps))
 
 
 def flops_spread(job: RuleContext) -> float | None:

@@ -10,7 +10,7 @@ from perfscope.analyzers.job.slow_operators import SlowOperator
 from perfscope.analyzers.rank.host_activity import SAVING
 from perfscope.analyzers.rank.kernel_classes import ATTENTION, MATRIX
 from perfscope.analyzers.rules.context import RuleContext
-from perfscope.analyzers.rules.ranks.imbalanced_work import SPREAD, exchanges_tokens, flops_spread, of_experts
+from perfscope.analyzers.rules.ranks.imbalanced_work import SPREAD, exchanges_tokens, flops_spread, of_experts, only_few
 from perfscope.analyzers.rules.ranks.pauses import pause_together
 from perfscope.results.rows import StragglerRow
 from perfscope.text import count_per_step, duration
@@ -59,6 +59,11 @@ _VARYING: Final = (
     "length, on all ranks."
 )
 _RECORD_SHAPES: Final = " With shapes recorded, FLOPs show whether that is it."
+
+_FEW_IN_TURN: Final = (
+    "Compare {who} with the others, of which none is ever slow: clocks, power and temperature of their devices over "
+    "time ({clocks}), which change where two share power or cooling, and what their batches hold in these steps."
+)
 
 _EQUAL_WORK: Final = (
     "The slowest rank changes from step to step, and all ranks have the same FLOPs in each: it is not the work that "
@@ -131,10 +136,7 @@ def template(job: RuleContext, worst: StragglerRow, pauses_in: str = "") -> str:
     run = job.runs.get(worst.rank)
     is_cpu = run is not None and run.device.type == "cpu"
     if worst.scope == "job" and worst.cause == "compute":
-        spread = flops_spread(job)
-        if spread is not None and spread < SPREAD:
-            return _EQUAL_WORK + (_VARYING_CORES if is_cpu else _VARYING_CLOCKS)
-        return _VARYING + (_RECORD_SHAPES if spread is None else "")
+        return _of_slow_in_turn(job, worst, is_cpu=is_cpu)
     if worst.scope == "job" and worst.cause == "host":
         return _TOGETHER if pause_together(job, worst.ranks) else _IN_TURN
     if worst.scope == "job":
@@ -150,6 +152,16 @@ def template(job: RuleContext, worst: StragglerRow, pauses_in: str = "") -> str:
     if worst.cause == "compute" and is_cpu:
         return _SLOW_ON_CPU
     return OF_CAUSE[worst.cause]
+
+
+def _of_slow_in_turn(job: RuleContext, worst: StragglerRow, *, is_cpu: bool) -> str:
+    """Of ranks that compute longer in turn: the same ones each time, by work that varies, or by their devices."""
+    if only_few(job, worst):
+        return _SLOW_ON_CPU if is_cpu else _FEW_IN_TURN
+    spread = flops_spread(job)
+    if spread is not None and spread < SPREAD:
+        return _EQUAL_WORK + (_VARYING_CORES if is_cpu else _VARYING_CLOCKS)
+    return _VARYING + (_RECORD_SHAPES if spread is None else "")
 
 
 def slow_operator(job: RuleContext, worst: StragglerRow) -> SlowOperator | None:

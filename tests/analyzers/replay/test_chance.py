@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from perfscope.analyzers.replay.stragglers.chance import by_chance, least_told_ns, rests_on_one_step
+from perfscope.analyzers.replay.stragglers.chance import are_few, by_chance, least_told_ns, rests_on_one_step
 from perfscope.trace.trace import Int64
 
 STEP_NS = 100_000_000
@@ -85,3 +85,10 @@ def test_steps_that_are_far_above_do_not_hide_one_another() -> None:
     late = with_delay(own(30, 2, noise=0.01), 1, slice(0, 30, 3), 0.08)
     assert not by_chance(1, [late], STEP_NS)
     assert by_chance(0, [late], STEP_NS)
+
+
+def test_few_of_many_ranks_in_many_steps_are_no_chance() -> None:
+    assert are_few(2, 8, 8)
+    assert not are_few(2, 8, 4)
+    assert not are_few(2, 4, 8)
+    assert not are_few(8, 8, 100)

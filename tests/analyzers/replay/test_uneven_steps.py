@@ -17,7 +17,7 @@ from perfscope.analyzers.replay.stragglers.own_time import (
     varies_by,
 )
 from perfscope.analyzers.replay.stragglers.slow_for_work import spread_evenly_ns
-from perfscope.analyzers.replay.stragglers.uneven import of_one_rank
+from perfscope.analyzers.replay.stragglers.uneven import of_few_ranks, of_one_rank
 from perfscope.results.categories import TimeCategory
 from tests.analyzers.measured import advised, measured
 from tests.emulator import Cause, Job, Model, Recording, emulate, step_ns
@@ -57,6 +57,17 @@ def test_variance_between_ranks_and_from_step_to_step() -> None:
 )
 def test_a_rank_that_is_slow_in_some_steps_beside_one_that_never_is(own: list[list[int]], is_one: bool) -> None:
     assert of_one_rank(np.array(own)) is is_one
+
+
+def test_a_few_ranks_that_are_slow_in_turn_beside_many_that_never_are() -> None:
+    own = np.random.default_rng(5).normal(100_000, 500, (8, 10)).astype(np.int64)
+    two = own.copy()
+    two[2, ::2] += 30_000
+    two[5, 1::2] += 30_000
+    assert of_few_ranks(two)
+    assert not of_few_ranks(two[:, :3])
+    assert not of_few_ranks(own)
+    assert not of_few_ranks((own * np.random.default_rng(6).normal(1, 0.15, own.shape)).astype(np.int64))
 
 
 @pytest.mark.parametrize("late", ["in turn", "one of them", "and computes for less", "never"])

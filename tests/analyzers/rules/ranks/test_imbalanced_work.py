@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -91,6 +92,20 @@ def test_without_shapes_forward_and_backward_times_decide(in_turn):
     assert finding is not None
     assert finding.confidence == "medium"
     assert any("the rest of compute" in row.what for row in finding.evidence)
+
+
+def test_few_ranks_that_are_slow_in_turn_are_named_unless_they_have_more_work(tmp_path: Path):
+    """Two of eight ranks, and the others never: work that varies would come to those, too."""
+    two = tuple(SlowCompute(ranks=(2 + 3 * (step % 2),), steps=(step,), factor=1.4) for step in range(10, 18))
+    case = with_flops(analyze(replace(QUICK, ranks=8, causes=two), tmp_path).context, uneven=False)
+    assert imbalanced_work.evaluate(case) is None
+    finding = straggling_rank.evaluate(case)
+    assert finding is not None
+    assert finding.title.startswith("Ranks 2, 5 are stragglers in turn (slower compute): waiting for them costs")
+    assert finding.action.how.startswith("Compare ranks 2, 5 with the others, of which none is ever slow")
+    more = imbalanced_work.evaluate(with_flops(case, uneven=True))
+    assert more is not None
+    assert more.confidence == "high"
 
 
 def waiting_for_cores(context: RuleContext, *, uneven: bool) -> RuleContext:
