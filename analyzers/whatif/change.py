@@ -312,14 +312,14 @@ class Context:
 
     def assumptions(self) -> tuple[str, ...]:
         """In words, what was assumed so far."""
-        by_latency: dict[int, set[str]] = {}
+        by_latency: dict[tuple[int, str], set[str]] = {}
         for (_, kind), latency in self.unsure.items():
             if not latency.known:
-                by_latency.setdefault(round(latency.ns / 1e3), set()).add(kind)
+                by_latency.setdefault((round(latency.ns / 1e3), latency.allowed), set()).add(kind)
         return tuple(
             f"one size of {' and '.join(sorted(kinds))} is recorded, so latency and bandwidth cannot be separated: "
-            f"{latency} µs of latency are assumed; low and high allow for a fifth and five times that"
-            for latency, kinds in sorted(by_latency.items())
+            f"{latency} µs of latency are assumed; low and high allow for {allowed}"
+            for (latency, allowed), kinds in sorted(by_latency.items())
         )
 
 

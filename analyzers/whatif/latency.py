@@ -5,7 +5,9 @@ between hosts) show the latency: t = alpha + f(n) · S / B is fitted to all of t
 group's own times back; else a collective of a few bytes is all latency. Where there is neither, what a slow network
 would not take for the bytes of a small collective is latency, if that is long; else it is assumed. A
 prediction shows how much depends on that: it is also replayed with a fifth and with five times of an assumed latency,
-and with half and twice of one known from other groups.
+and with half and twice of one known from other groups. A small collective that takes longer than both may be nearly
+all latency, of a slow network, or nearly all bytes: then it is also replayed as all latency but for what the quickest
+link takes for the bytes.
 """
 
 from __future__ import annotations
@@ -40,6 +42,13 @@ _SURE: Final = 0.25
 little of what none would take."""
 _MOST_OF_IT: Final = 0.8
 """Largest share of a transfer that an assumed latency can be: the bytes take time as well."""
+_FEW_BYTES: Final = 4 << 20
+"""Bytes up to which a transfer between devices may be nearly all latency: a link of 100 Gbit/s takes some 0.5 ms for
+them, which is what starting takes over slow networks. What takes much longer for more is the link."""
+SLOW_START_NS: Final = 1e6
+"""What it takes a collective between devices to start over a slow network, at most: longer ones show a slow link."""
+_QUICKEST_GBPS: Final = {False: 450.0, True: 50.0}
+"""Bus bandwidth of the quickest links, inside hosts (NVLink of H100) and between them (400 Gbit/s)."""
 _NVLINK_GBPS: Final = 100.0
 """Bus bandwidth that only links between devices of one host reach."""
 _SLOW_GBPS: Final = 0.1
@@ -61,10 +70,20 @@ class Latency:
     ns: float
     known: bool
     factor: float = 1.0
+    most_share: float = 0.0
+    """Share of a transfer that it may be whatever is assumed; 0: no more than that and ``factor`` allow for."""
+
+    @property
+    def allowed(self) -> str:
+        """In words, what low and high allow for where it is assumed."""
+        if self.most_share:
+            return f"a fifth of that and for {self.most_share:.0%} of each transfer"
+        return "a fifth and five times that"
 
     def of(self, transfer_ns: float, leaning: int = 0) -> float:
         """The latency in a transfer; ``leaning`` -1 and 1 are the least and the most that it may be."""
-        return min(self.ns * self.factor**leaning, transfer_ns * (1.0 if self.known else _MOST_OF_IT))
+        likely = min(self.ns * self.factor**leaning, transfer_ns * (1.0 if self.known else _MOST_OF_IT))
+        return max(likely, transfer_ns * self.most_share) if leaning > 0 else likely
 
 
 @dataclass(frozen=True)
@@ -150,7 +169,16 @@ class Latencies:
         waited_ns = beyond_slow_link_ns(largest.bytes, largest.wire, largest.time_ns)
         if waited_ns > _FACTOR_ASSUMED * self._usual_ns(largest):
             return Latency(waited_ns, True, _FACTOR_OF_OTHERS)
-        return Latency(self._usual_ns(largest), False, _FACTOR_ASSUMED)
+        return Latency(self._usual_ns(largest), False, _FACTOR_ASSUMED, self._most_share(largest))
+
+    def _most_share(self, largest: _TransferSize) -> float:
+        """Share of its time that the latency of a small transfer may be: all but what the quickest link takes, unless
+        that is too long for a start.
+        """
+        if not self._on_devices() or largest.bytes > _FEW_BYTES:
+            return 0.0
+        most_ns = min(largest.time_ns - largest.wire / _QUICKEST_GBPS[largest.far], SLOW_START_NS)
+        return max(most_ns / largest.time_ns, 0.0)
 
     def _usual_ns(self, largest: _TransferSize) -> float:
         """What is assumed."""

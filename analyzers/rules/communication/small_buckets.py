@@ -2,7 +2,8 @@
 
 Example: 160 all-reduces of 2 KiB that take 60 µs each move 0.03 GB/s. No link of a device is so slow, so they are
 nearly all latency, and one bucket of 320 KiB takes little longer than one of them. Of 1 MiB in 60 µs, or of sizes that
-are not recorded, it may be less: the finding says what larger buckets save at most.
+are not recorded, it may be less: the finding says what larger buckets save at most. So it does of 1 MiB in 400 µs,
+which a slow network takes to start, or a slow link for the bytes: the recording does not show which.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from perfscope.analyzers.rules.communication.reductions import GradientReduction
 from perfscope.analyzers.rules.context import RuleContext, known
 from perfscope.analyzers.whatif.bucketing import DEFAULT_CAP, FIRST_BUCKET, MIB, bucket_cap
 from perfscope.analyzers.whatif.by_hand import MANY
-from perfscope.analyzers.whatif.latency import TINY
+from perfscope.analyzers.whatif.latency import SLOW_START_NS, TINY
 from perfscope.results.findings import Action, Confidence, Evidence, Finding
 
 SHARE: Final = 0.05
@@ -28,6 +29,11 @@ LATENCY_BOUND: Final = 0.5
 SHORT_US: Final = 70.0
 """Mean transfer up to which all-reduces of sizes that are not recorded are no buckets of DDP's default size: two H100
 take as long for its 25 MiB."""
+
+_LINK: Final = (
+    "That is a bound: they have one size, so the recording does not show whether they take long to start, or the link "
+    "is slow for their bytes, and little is gained. all_reduce_perf of nccl-tests shows which (8 bytes, 64 MiB)."
+)
 
 
 def bounded(job: RuleContext, rule: str) -> Finding | None:
@@ -43,9 +49,10 @@ def bounded(job: RuleContext, rule: str) -> Finding | None:
     replayed = job.predict(change) if job.predict is not None else None
     if saved_us < SHARE * job.step_time_us or replayed is not None or (old is not None and cap <= old):
         return None
+    be = "may be" if _may_be_link(reduced) else "is"
     return job.finding(
         rule,
-        f"Gradients are reduced in {reduced.count:.0f} all-reduces per step, so small that each is mostly latency: "
+        f"Gradients are reduced in {reduced.count:.0f} all-reduces per step, so small that each {be} mostly latency: "
         f"{job.share(job.exposed_of_us(reduced.count * reduced.transfer_us)):.0%} of the step is exposed transfer",
         saved_us,
         evidence=(
@@ -58,7 +65,7 @@ def bounded(job: RuleContext, rule: str) -> Finding | None:
             setting="DistributedDataParallel(bucket_cap_mb=…)" if job.torch_ddp else "bytes of a gradient all-reduce",
             old=None if old is None else f"{old:g}",
             new=str(cap) if job.torch_ddp else f"{cap} MiB",
-            how=_how(job, cap),
+            how="\n".join((_how(job, cap), *([_LINK] if _may_be_link(reduced) else []))),
         ),
         confidence=Confidence.LOW,
     )  # fmt: skip
@@ -75,13 +82,22 @@ def _are_small(reduced: GradientReductions) -> bool:
         return False
     if reduced.largest is None:
         return reduced.transfer_us <= SHORT_US
-    return reduced.largest <= FIRST_BUCKET and _latency_us(reduced) >= LATENCY_BOUND * reduced.transfer_us
+    return reduced.largest <= FIRST_BUCKET and (_is_tiny(reduced) or reduced.transfer_us <= SLOW_START_NS / 1e3)
+
+
+def _is_tiny(reduced: GradientReductions) -> bool:
+    return reduced.largest is not None and reduced.largest <= TINY
+
+
+def _may_be_link(reduced: GradientReductions) -> bool:
+    """Do they take so long that a slow link may be why, as well as a network that takes long to start?"""
+    return not _is_tiny(reduced) and LATENCY_BOUND * reduced.transfer_us > LATENCY_US
 
 
 def _latency_us(reduced: GradientReductions) -> float:
-    """Latency of one, at most: of a few bytes all of its time."""
-    tiny = reduced.largest is not None and reduced.largest <= TINY
-    return reduced.transfer_us if tiny else min(reduced.transfer_us, LATENCY_US)
+    """Latency of one, at most: all of its time where that is of a few bytes, or longer than is usual for a start."""
+    whole = _is_tiny(reduced) or _may_be_link(reduced)
+    return reduced.transfer_us if whole else min(reduced.transfer_us, LATENCY_US)
 
 
 def _cap(reduced: GradientReductions) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -73,6 +74,25 @@ def test_what_depends_on_a_latency_that_does_not_show_is_refused(tmp_path: Path)
     emulate(replace(ONE_SIZE, model=replace(JOB.model, width=512))).write(tmp_path)
     with pytest.raises(CannotReplay, match=r"cannot be separated.* the step may take anything from .* to .* ms"):
         predict(context_of(tmp_path, workers=1), {"network.latency": "4x"})
+
+
+@pytest.mark.parametrize(
+    "network",
+    [Network(latency_ns=400 * US, gbps=40.0), Network(latency_ns=15 * US, gbps=3.0)],
+    ids=["latency", "bytes"],
+)
+def test_small_transfers_may_be_nearly_all_latency_or_nearly_all_bytes(network: Network, tmp_path: Path) -> None:
+    """1.5 MB in 430 us, of one size: a slow network or a slow link. The bounds hold for both."""
+    job = replace(ONE_SIZE, network=network, model=replace(JOB.model, width=256))
+    emulate(job).write(tmp_path)
+    context = context_of(tmp_path, workers=1)
+    for settings in ({"network.latency": "0.25x"}, {"network.latency": "4x"}, {"network.bandwidth": "4x"}):
+        with pytest.raises(CannotReplay, match=r"for \d+% of each transfer: the step may take anything") as refused:
+            predict(context, settings)
+        ((least_ms, most_ms),) = re.findall(r"from ([\d.]+) to ([\d.]+) ms", str(refused.value))
+        changed = apply(job, settings)
+        assert changed is not None
+        assert 0.99 * float(least_ms) <= step_ns(changed.job) / 1e6 <= 1.01 * float(most_ms)
 
 
 def test_what_hardly_depends_on_it_is_predicted(tmp_path: Path) -> None:

@@ -32,6 +32,19 @@ def test_larger_buckets_save_at_most_what_is_exposed(size: int | None, ddp: bool
     assert ("_flatten_dense_tensors" in finding.action.how) is not ddp
 
 
+def test_what_a_slow_network_takes_to_start_may_be_a_slow_link_too(tmp_path: Path) -> None:
+    """1 MiB in 400 µs: all of it is the bound, and what would show which of both it is."""
+    job = Bare(buckets=40, transfer_us=400.0, bytes=1 << 20)
+    finding = found(job.analyze(tmp_path), ddp_buckets.RULE)
+    assert finding is not None
+    assert "so small that each may be mostly latency" in finding.title
+    assert (finding.obtained, finding.confidence) == ("bounded", "low")
+    assert "all_reduce_perf" in finding.action.how
+    usual = found(replace(TINY, bytes=1 << 20).analyze(tmp_path), ddp_buckets.RULE)
+    assert usual is not None
+    assert "all_reduce_perf" not in usual.action.how
+
+
 def test_of_what_nothing_overlaps_a_loop_is_likelier(tmp_path: Path) -> None:
     summary = replace(TINY, overlap=False).analyze(tmp_path)
     assert found(summary, gradients_by_hand.RULE) is not None
@@ -43,11 +56,11 @@ def test_of_what_nothing_overlaps_a_loop_is_likelier(tmp_path: Path) -> None:
     [
         replace(TINY, buckets=90),
         replace(TINY, bytes=4 << 20),
-        replace(TINY, bytes=1 << 20, transfer_us=300.0),
+        replace(TINY, bytes=1 << 20, transfer_us=1_500.0),
         replace(TINY, bytes=None, transfer_us=90.0),
         Bare(transfer_us=2_000.0),
     ],
-    ids=["hidden", "large", "as long as a slow link takes", "of unknown sizes, not that short", "few"],
+    ids=["hidden", "large", "as long as only a slow link takes", "of unknown sizes, not that short", "few"],
 )
 def test_it_is_silent_elsewhere(job: Bare, tmp_path: Path) -> None:
     assert found(job.analyze(tmp_path), ddp_buckets.RULE) is None
