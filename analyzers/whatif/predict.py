@@ -217,10 +217,10 @@ def _predict(context: Context, settings: Mapping[str, str], middle: ChangedStep 
     assumed = changed.assumed
     if changed.unsure:
         ends = [_replay_changed(context, settings, leaning).step_ns * context.correction for leaning in (-1, 1)]
-        _refuse_undecided(changed, mid, ends)
         if changed.of_loading and max(abs(end - mid) for end in ends) > _WORTH_SAYING * mid:
             assumed += (_FEW_WAITS,)
         low, high = min(low, max(low - max(mid - min(ends), 0.0), least_ns)), high + max(max(ends) - mid, 0.0)
+        _refuse_undecided(changed, mid, ends, (low, high))
     high = max(high, changed.longest_pace_ns * context.correction, contended)
     if _may_be_waiting(context, settings):
         high = max(high, measured * _FOR_NOTHING)
@@ -292,11 +292,13 @@ def _as_often(long: LongStepShare, steps_ns: Int64, mid_ns: float) -> float:
     return (short + long.share * (longer - short)) / mean
 
 
-def _refuse_undecided(changed: ChangedStep, mid: float, ends: list[float]) -> None:
-    """Raise CannotReplay where the prediction is little but what was assumed of latencies."""
+def _refuse_undecided(changed: ChangedStep, mid: float, ends: list[float], bounds: tuple[float, float]) -> None:
+    """Raise CannotReplay where the prediction is little but what was assumed of latencies; with the ``bounds`` that it
+    would have had, which allow for all else that is not sure as well.
+    """
     of_latency = ends[:1] if changed.unheld else ends[1:] if changed.doubtful else ends  # the other end holds the doubt
     if changed.assumed and max(abs(end - mid) for end in of_latency) > _UNDECIDED * mid:
-        least, most = min(*ends, mid) / 1e6, max(*ends, mid) / 1e6
+        least, most = (ns / 1e6 for ns in bounds)
         raise CannotReplay(
             f"{'; '.join(changed.assumed)}: the step may take anything from {least:.2f} to {most:.2f} ms. Record steps "
             "that also send another size, such as a loss averaged across ranks"
