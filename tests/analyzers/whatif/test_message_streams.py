@@ -85,7 +85,7 @@ class Pipeline:
     def rank(self, stage: int) -> Rank:
         """Its trace: hosts launch all steps in the first milliseconds, a step every 500 µs."""
         group = tuple(range(STAGES))
-        rank, elements = Rank(stage, STAGES, {"pp": group}, {"pp": "pp"}, steps=0), 800_000 // self.microbatches
+        rank, elements = Rank(stage, STAGES, {"pp": group}, {"pp": "pp"}, steps=0), 64_000_000 // self.microbatches
         host, after = 1_000, 10_000
         rank.builder.launched("first", 900 * US, (after - 100) * US, after * US)
         for place, which in enumerate(self.programs[stage]):
