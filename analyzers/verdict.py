@@ -107,6 +107,9 @@ _BLIND: Final = {
 }
 """Kind of a note on ranks whose devices are not in the recording -> (why, what to do)."""
 
+_OF_TRANSFERS: Final = ("network.", "ddp.", "fsdp.", "gradients.", "zero.", "batch.")
+"""What settings of what is sent, and how fast, begin with."""
+
 _GAINS: Final = 0.01
 """Speedup from which a change treats the loss that it is about."""
 
@@ -248,8 +251,10 @@ def _limited(summary: Summary, serious: list[Finding]) -> Verdict:
 
 def _may_be_waiting(summary: Summary, finding: Finding) -> bool:
     """May the time in collectives that a finding is about be spent in waiting for ranks that are not recorded?"""
-    step = finding.predicted_step_us
-    return is_bound(summary) and step is not None and step.mid < summary.job.step_us <= step.high
+    step, change = finding.predicted_step_us, finding.whatif
+    if step is None or not change or not all(name.startswith(_OF_TRANSFERS) for name in change):
+        return False
+    return is_bound(summary) and step.mid < summary.job.step_us <= step.high
 
 
 def _gains(finding: Finding, summary: Summary) -> bool:

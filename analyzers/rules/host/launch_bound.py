@@ -45,8 +45,8 @@ _GRAPHS: Final = ("reduce-overhead", "max-autotune")
 
 def evaluate(job: RuleContext) -> Finding | None:
     """The finding, or None: launches are fast enough or not recorded, or every launch is set to block."""
-    searching = lost_in_search_us(job)
-    waiting, longest = max(job.typical_us("idle_launch") - searching, 0.0), _longest(job)
+    idle = job.typical_us("idle_launch")
+    waiting, longest = max(idle - lost_in_search_us(job), 0.0), _longest(job)
     of_most = waiting >= SHARE * job.step_time_us
     if not (of_most or longest.idle_launch_us >= SOMEWHERE * job.step_time_us) or launches_block(job):
         return None
@@ -65,6 +65,8 @@ def evaluate(job: RuleContext) -> Finding | None:
         step = _beside_loops(job, whatif, loops[0])
         if step is None:
             return None
+    if step is not None and job.step_time_us - step.mid >= idle:
+        waiting = idle  # hosts that are ahead search meanwhile
     note = job.median_note("idle_launch")
     return job.finding(
         RULE,

@@ -40,3 +40,11 @@ def test_all_ranks_are_to_be_recorded_before_anything_is_changed(tmp_path: Path)
     found = perfscope.analyze(tmp_path, workers=1).verdict
     assert "may be waiting for ranks that were not recorded" in found.headline
     assert found.first_action.startswith("Record all ranks. ")
+
+
+def test_a_recorded_straggler_is_one_whoever_is_missing(tmp_path: Path) -> None:
+    emulate(replace(JOB, causes=(Cause("slow compute", 1.4, ranks=(1,)),))).write(tmp_path)
+    found = perfscope.analyze(tmp_path, workers=1).verdict
+    assert found.headline.startswith("Rank 1 is a straggler")
+    assert "not recorded" not in found.headline
+    assert not found.first_action.startswith("Record all ranks")
