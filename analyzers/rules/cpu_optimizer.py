@@ -5,10 +5,16 @@ from __future__ import annotations
 from typing import Final
 
 from perfscope.analyzers.rules.context import RuleContext
+from perfscope.results.tables import ModuleRow
 
 STEP_OF: Final = "Optimizer.step#"
-OPTIMIZER_STEPS: Final = (STEP_OF, "perfscope::optimizer")
+_STEPS: Final = (STEP_OF, "perfscope::optimizer")
 """What ranges of an optimizer's step begin with."""
+
+
+def optimizer_steps(job: RuleContext) -> list[ModuleRow]:
+    """The ranges of optimizers' steps, as far as these are marked."""
+    return [row for row in job.summary.modules if row.name.startswith(_STEPS)]
 
 
 def on_cpu_us(job: RuleContext) -> float:
@@ -17,7 +23,7 @@ def on_cpu_us(job: RuleContext) -> float:
     """
     if not job.on_devices:
         return 0.0
-    rows = [row for row in job.summary.modules if row.name.startswith(OPTIMIZER_STEPS)]
+    rows = optimizer_steps(job)
     launched = sum(row.kernels_per_step for row in rows)
     idle = sum(job.typical_us(category) for category in ("idle_sync", "idle_launch", "idle_host"))
     return 0.0 if launched else min(max((row.host_us_per_step for row in rows), default=0.0), idle)

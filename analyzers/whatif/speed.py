@@ -248,7 +248,8 @@ def _slow_steps(schedules: EditableSchedules, context: Context, name: str, value
         raise CannotReplay(f"{name}: transfers take about as long in all recorded steps")
     schedules.steps_alike, schedules.settling = False, 0
     for rank_op in schedules.issued():
-        times = slow.get(rank_op.collective.step or 0, 1.0)
+        step = rank_op.collective.step
+        times = 1.0 if step is None else slow.get(step, 1.0)
         rank_op.transfer_ns *= (1 + left * (times - 1)) / times
     return Uncertainty(less=0.10, more=0.10)
 

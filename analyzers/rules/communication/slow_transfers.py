@@ -30,7 +30,7 @@ def evaluate(job: RuleContext) -> Finding | None:
         return None
     prediction, saved_us = replayed
     times = mean(slow.values())
-    few = len(slow) == 1
+    lone = len(slow) == 1  # nothing says that it comes again: what it costs is a bound
     return job.finding(
         RULE,
         f"In {len(slow)} of {job.steps} steps all transfers take {times:.1f} times as long as in the others, which "
@@ -42,6 +42,6 @@ def evaluate(job: RuleContext) -> Finding | None:
         ),
         action=Action(setting="network in the slow steps", old=None, new=None, how=_HOW),
         confidence=job.confidence(),
-        predicted=None if few else prediction,
-        whatif={} if few else _CHANGE,
+        predicted=None if lone else prediction,
+        whatif={} if lone else _CHANGE,
     )

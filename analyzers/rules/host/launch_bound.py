@@ -19,7 +19,7 @@ from typing import Final
 from perfscope.analyzers.losses import launches_few
 from perfscope.analyzers.rules.communication.unused_parameters import lost_in_search_us
 from perfscope.analyzers.rules.context import RuleContext, known
-from perfscope.analyzers.rules.cpu_optimizer import OPTIMIZER_STEPS, STEP_OF
+from perfscope.analyzers.rules.cpu_optimizer import STEP_OF, optimizer_steps
 from perfscope.analyzers.rules.host.debug_settings import launches_block
 from perfscope.analyzers.rules.typed import call, in_accelerate, training_arguments
 from perfscope.results.findings import Action, Confidence, Evidence, Finding, Prediction, code
@@ -182,9 +182,7 @@ def _of_launches(row: LaunchRow) -> tuple[Evidence, ...]:
 
 def optimizer_kernels(job: RuleContext) -> float:
     """Kernels launched in the optimizer's step, per step; 0 where that is not marked."""
-    return max(
-        (row.kernels_per_step for row in job.summary.modules if row.name.startswith(OPTIMIZER_STEPS)), default=0.0
-    )
+    return max((row.kernels_per_step for row in optimizer_steps(job)), default=0.0)
 
 
 def _optimizer_share(job: RuleContext) -> float:

@@ -37,9 +37,11 @@ def leave_out(
     """``share`` of such work of one rank is not done, which its host does by ``rows``. Its ops must still be those that
     were recorded.
     """
-    if schedules.hosts and (len(work.host) or len(work.device)):
+    if not (len(work.host) or len(work.device)):
+        return
+    if schedules.hosts:
         _shorten_lanes(schedules, result, rank, work, share, list(rows))
-    elif len(work.host) or len(work.device):
+    else:
         _shorten(schedules, result, rank, work, share)
 
 
