@@ -233,7 +233,7 @@ def _job_info(
     samples = [
         length * batches[rank]
         for rank in ranks
-        if rank in runs and batches[rank] and (length := samples_per_batch(runs[rank])) is not None
+        if rank in runs and result.takes_batches(rank) and (length := samples_per_batch(runs[rank])) is not None
     ]
     return JobInfo(
         world_size=ranks_of_job,

@@ -136,6 +136,13 @@ class AlignedJob:
             for rank, partial in self.partials.items()
         }
 
+    def takes_batches(self, rank: int) -> bool:
+        """Does the rank take a batch from its data loader in every used step? Where it does not in some, those train
+        on batches that the loop has kept (``itertools.cycle``), and how many samples they see is not known.
+        """
+        partial = self.partials[rank]
+        return bool(partial.loading.batches[partial.steps.indices_of(self.steps)].all())
+
     @cached_property
     def workers_in_turn(self) -> int | None:
         """How many loader workers each rank has, as the batches show that ranks waited for."""

@@ -94,7 +94,8 @@ class JobInfo:
     ] = None
     samples_per_step: Annotated[
         Count | None,
-        "Samples that all ranks together take in a step; None where unknown, or where ranks share samples.",
+        "Samples that all ranks together take in a step; None where unknown, where ranks share samples, or where some "
+        "steps draw no batch.",
     ] = None
     time_breakdown_us_per_step: Annotated[
         dict[str, tuple[Us, ...]],

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -39,6 +41,23 @@ def test_ranks_have_batches_of_their_own(tmp_path: Path) -> None:
 def test_accumulated_batches_count(tmp_path: Path) -> None:
     summary = analyzed(tmp_path, {0: {"batch_shape": (4,)}, 1: {"batch_shape": (4,)}}, microbatches=3)
     assert summary.job.samples_per_step == pytest.approx(2 * 3 * 4)
+
+
+def test_steps_on_batches_that_the_loop_kept_have_no_known_samples(tmp_path: Path) -> None:
+    # itertools.cycle(loader): after the epoch its own copies of the batches come again, and nothing draws any.
+    run = {"batch_shape": (16, 8)}
+    assert analyzed(tmp_path, {0: run, 1: run}).job.samples_per_step == 32
+    for rank in (0, 1):
+        path = trace_file(tmp_path, rank, 0)
+        trace = json.loads(gzip.decompress(path.read_bytes()))
+        drawn = [event for event in trace["traceEvents"] if event["name"].startswith("enumerate(DataLoader)")]
+        trace["traceEvents"] = [event for event in trace["traceEvents"] if event not in drawn[2:]]
+        path.write_bytes(gzip.compress(json.dumps(trace).encode()))
+    summary = perfscope.analyze(tmp_path)
+    assert summary.job.batches_per_step is not None
+    assert summary.job.batches_per_step < 1
+    assert summary.job.samples_per_step is None
+    assert samples_per_second(summary) is None
 
 
 def test_a_rank_without_metadata_is_as_the_others(tmp_path: Path) -> None:
