@@ -49,8 +49,8 @@ _GATHERS: Final = 2
 """All-gathers in a step from which layers may wait for them: keys and values of one."""
 
 _LAYER: Final = 1024
-"""Bytes of each rank from which gathered floats can be keys and values of a layer: losses, lengths and metrics, which
-trainers gather in every step, are fewer.
+"""Bytes of each rank from which gathered floats can be keys and values of a layer, and reduced ones gradients: losses,
+lengths and metrics, of which trainers tell each other in every step, are fewer.
 """
 
 _NO_FLOATS: Final = ("int", "uint", "bool")
@@ -142,11 +142,15 @@ def _of_layers(result: AlignedJob, lines: Int64) -> Bool:
 
 
 def _reduces_gradients(result: AlignedJob, runs: Mapping[int, RunMetadata], lines: Int64) -> bool:
-    """Are the all-reduces of a group of as many bytes as gradients? Without metadata, any are."""
+    """Are the all-reduces of a group of as many bytes as gradients? Without metadata, any are of more than scalars:
+    where gradients are sharded, those of their norm and of losses are of a few bytes.
+    """
     sums = waits_of(result, lines, "all_reduce")
     if len(sums.step) == 0:
         return False
     rank = int(result.matched.rank[lines].min())
     model = runs[rank].model if rank in runs else None
     per_step = float(sums.bytes.sum()) / len(result.steps)
-    return per_step >= (_GRADIENTS * model.trainable_bytes if model is not None else 1)
+    if model is not None:
+        return per_step >= _GRADIENTS * model.trainable_bytes
+    return per_step >= _LAYER or bool((result.matched.instances.bytes[result.matched.instance[lines]] < 0).any())

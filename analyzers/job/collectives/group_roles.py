@@ -75,6 +75,9 @@ class GroupTraffic:
     in_turn: float
     """How far its all-reduces and the step's compute take turns on the lowest rank present, 0..1: the share of compute
     between two all-reduces during which nothing is computed, or the share of the bytes of such, if less."""
+    of_backward: float
+    """Share of the bytes of its all-reduces that the backward issues, or the host after it; 0 where that is not seen.
+    """
     replicas: bool
     """Its ranks are all of the job's, and run DistributedDataParallel."""
     gathers_first: float | None
@@ -153,7 +156,9 @@ def _reducing(traffic: GroupTraffic) -> tuple[str, str]:
         return "data", "all-reduces of DistributedDataParallel"
     if traffic.early_reduced is None:
         return "unknown", "all-reduces, but nothing marks steps"
-    if traffic.in_turn >= _IN_TURN and traffic.per_step >= _OFTEN:
+    # A backward that waits for each reduction of gradients takes turns as well, but its forward reduces nothing.
+    forward_waits = traffic.of_backward < 1 - _EARLY_SHARE
+    if traffic.in_turn >= _IN_TURN and traffic.per_step >= _OFTEN and forward_waits:
         return "tensor", "compute and all-reduces in turn, all through the step"
     if traffic.early_reduced >= _EARLY_SHARE:
         return "unknown", "all-reduces before there are gradients, though compute does not wait for them"

@@ -103,6 +103,7 @@ def _traffic(
         per_step=len(chosen) / len(result.steps),
         early_reduced=_early(reductions) if result.is_marked else None,
         in_turn=in_turn(reductions),
+        of_backward=_of_backward(reductions),
         replicas=set(group.ranks) >= set(result.partials)
         and all("ddp" in partial.strategies for partial in result.partials.values()),
         gathers_first=_gathers_first(result, chosen),
@@ -129,8 +130,9 @@ class Waits:
     after: Int64
     waits: Bool
     """Next to nothing is computed while it runs."""
+    backward: Bool
     after_backward: Bool
-    """As in ``Collectives``."""
+    """Both as in ``Collectives``."""
     edges: Int64
 
 
@@ -151,6 +153,7 @@ def waits_of(result: AlignedJob, lines: Int64, kind: str) -> Waits:
         before=before,
         after=after,
         waits=after - before <= _OVERLAPPED * (end - start),
+        backward=result.partials[rank].collectives.backward[matched.index[mine]],
         after_backward=result.partials[rank].collectives.after_backward[matched.index[mine]],
         edges=compute.before(np.append(begin, finish[-1:])),
     )
@@ -163,6 +166,13 @@ def _early(of: Waits) -> float:
     done = of.before - of.edges[of.step]
     early = (done < EARLY * np.diff(of.edges)[of.step]) & ~of.after_backward
     return float(of.bytes[early].sum() / max(of.bytes.sum(), 1.0))
+
+
+def _of_backward(of: Waits) -> float:
+    """Share of their bytes that autograd issues, or the host after it; 0 where autograd is seen to issue none."""
+    if not of.backward.any():
+        return 0.0
+    return float(of.bytes[of.backward | of.after_backward].sum() / of.bytes.sum())
 
 
 def in_turn(of: Waits) -> float:

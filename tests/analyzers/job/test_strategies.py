@@ -76,6 +76,19 @@ def test_gathers_that_the_forward_waits_for_beside_gradients_are_context_paralle
     assert strategies(TURNS, AFTER, between(TURNS[:4])) == ("context", "data")
 
 
+def test_parameters_gathered_by_hand_beside_the_sum_of_a_norm_are_not() -> None:
+    # ZeRO-3 without metadata: gradients are scattered, and the only all-reduces are of a few bytes.
+    ranks = [Rank(rank, 2, {"0": (0, 1)}, {"0": "default_pg"}, steps=2) for rank in (0, 1)]
+    for rank in ranks:
+        for step in (0, 1):
+            for place, (start, end) in enumerate(TURNS):
+                rank.builder.launched("gemm", step * STEP + 55, step * STEP + 1000 * start, step * STEP + 1000 * end)
+                kind = "_allgather_base" if place < 4 else "_reduce_scatter_base"
+                rank.kernel(kind, "0", 1000 * end, 1000 * (end + 40), 4000, step=step, launch=57)
+            rank.kernel("allreduce", "0", 900_000, 910_000, 1, step=step, launch=58)
+    assert named(ranks) == ("shard",)
+
+
 def test_metrics_that_the_forward_gathers_are_not() -> None:
     gathers = between(TURNS[:4])
     assert "context" not in strategies(TURNS, AFTER, gathers, gathered=400)

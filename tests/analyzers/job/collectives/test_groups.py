@@ -106,6 +106,7 @@ DDP = GroupTraffic(
     per_step=20,
     early_reduced=0.0,
     in_turn=0.0,
+    of_backward=0.0,
     replicas=False,
     gathers_first=None,
     alternating=0.0,
@@ -123,6 +124,9 @@ DDP = GroupTraffic(
         (replace(DDP, early_reduced=0.3, in_turn=0.9), "tensor"),
         # Layers that fill less than a step, beside a large optimizer.
         (replace(DDP, early_reduced=0.0, in_turn=0.6), "tensor"),
+        (replace(DDP, early_reduced=0.1, in_turn=0.6, of_backward=0.5), "tensor"),
+        # A backward that waits for each reduction of gradients, as DeepSpeed's without overlap_comm.
+        (replace(DDP, in_turn=0.6, of_backward=1.0), "data"),
         (replace(DDP, early_reduced=0.3, in_turn=0.9, per_step=2), "unknown"),
         # Gradients that are reduced after every micro-batch, behind the next one's compute: or something else.
         (replace(DDP, early_reduced=0.3), "unknown"),
