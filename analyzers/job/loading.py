@@ -13,6 +13,10 @@ from perfscope.results.categories import TimeCategory
 from perfscope.results.rows import DataLoaderRow
 from perfscope.trace.trace import Int64
 
+_IDLE: Final = 2.0
+"""Times their own time for a batch between two of a worker's batches from which workers are not always busy: a thread
+that waits for a core takes its batches late, though they are there."""
+
 STARVED: Final = 0.05
 """Share of the step blocked on workers from which the workers are taken to be always busy."""
 
@@ -75,4 +79,7 @@ def _batch_us(
     steps, every_ns = partial.steps, found.batch_ns
     if every_ns is None:
         every_ns = float((steps.end_ns[used] - steps.start_ns[used]).sum()) / batches
-    return found.workers * every_ns / 1e3
+    busy_ns = found.workers * every_ns
+    if fetched_ns is not None and busy_ns > _IDLE * fetched_ns:
+        return fetched_ns / 1e3
+    return busy_ns / 1e3
