@@ -153,4 +153,6 @@ def _reduces_gradients(result: AlignedJob, runs: Mapping[int, RunMetadata], line
     per_step = float(sums.bytes.sum()) / len(result.steps)
     if model is not None:
         return per_step >= _GRADIENTS * model.trainable_bytes
-    return per_step >= _LAYER or bool((result.matched.instances.bytes[result.matched.instance[lines]] < 0).any())
+    which, instances = result.matched.instance[lines], result.matched.instances
+    unsized = (instances.bytes < 0) & instances.is_kind(("all_reduce",))
+    return per_step >= _LAYER or bool(unsized[which].any())
