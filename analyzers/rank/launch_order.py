@@ -321,12 +321,16 @@ class _Builder:
     def _before_gathers(self, place: Int64, limit: Bool, begin: Int64, until: Int64) -> tuple[Int64, Bool]:
         """(``place`` of the work that each call waited for, is it too recent for FSDP's ``limit``?). A gather leaves
         two freed units, so it waits for work of before the gather in front of it. The host goes on some time after that
-        has ended, when short kernels behind it may have ended, too.
+        has ended, when short kernels behind it may have ended, too. One that goes on much later, right behind work that
+        is more recent, waited for that: other versions leave fewer units.
         """
         latest = self._before_last_gather(begin)
         recent = limit & (place > latest)
-        woken = recent & (latest >= 0) & (until - self._end[np.maximum(latest, 0)] <= _PROMPT_NS)
-        return np.where(woken, latest, place), recent & ~woken
+        ended = self._end[np.maximum(latest, 0)]
+        woken = recent & (latest >= 0) & (until - ended <= _PROMPT_NS)
+        shown = until - np.maximum(np.where(latest >= 0, ended, NEVER), begin) > _PROMPT_NS
+        shown &= until - self._end[np.maximum(place, 0)] <= _PROMPT_NS
+        return np.where(woken, latest, place), recent & ~woken & ~shown
 
     def _before_last_gather(self, time_ns: Int64) -> Int64:
         """Index of the last work launched before the last gather before each time; -1 where there is none."""

@@ -49,6 +49,11 @@ WAITS_FOR_EARLIER_STEPS = Job(
     model=Model(blocks=4, tokens=8192), recording=Recording(steps=2),
 )  # fmt: skip
 """Its rate limiter makes hosts wait for the step before: in the first one for work that is not recorded."""
+NO_UNIT_AHEAD = Job(
+    strategy="fsdp", ranks=2, in_flight=1, loader=LOADER, network=Network(gbps=100.0),
+    model=Model(blocks=5, tokens=8192),
+)  # fmt: skip
+"""Its rate limiter makes each gather wait for the unit in front, where torch's waits for the one before that."""
 ONE_HOST_IS_SLOW = Job(
     strategy="fsdp", ranks=3, microbatches=2, reshard=False, noise=0.0, loader=LOADER, network=Network(gbps=25.0),
     model=Model(blocks=4, tokens=8192, width=512), causes=(Cause("slow host", 2.5, ranks=(2,)),),
@@ -62,6 +67,8 @@ ASKED = {
     "all is launched early": (ALL_IS_LAUNCHED_EARLY, {"network.bandwidth": "10x"}),
     "gathers that nothing waited for": (GATHERS_IN_TIME, {"compute": "2x"}),
     "a recording that begins within waits": (WAITS_FOR_EARLIER_STEPS, {"compute": "1.5x"}),
+    "gathers that wait for the unit in front": (NO_UNIT_AHEAD, {"compute": "1.5x"}),
+    "gathers that do, none of them ahead": (replace(NO_UNIT_AHEAD, backward_prefetch=False), {"compute": "1.5x"}),
 }
 
 
