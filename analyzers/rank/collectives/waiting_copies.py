@@ -1,4 +1,4 @@
-"""Copies into the buffer of a collective that wait for another collective, on a stream of their own.
+"""Copies that wait for a collective on a stream of their own: into the buffer of another one, or of its result.
 
 FSDP2 copies the gradients of a unit together before it reduces them. With hybrid sharding, that copy waits until the
 unit before is reduced across the replicas, and compute goes on meanwhile::
@@ -9,6 +9,8 @@ unit before is reduced across the replicas, and compute goes on meanwhile::
     replicas    all-reduce of unit 3 |
 
 Such a copy is not the rank's own progress: the reduce-scatter could have begun when unit 2 was computed and copied.
+Nor is one that casts or divides what a reduction left, as in ZeRO and FSDP on the stream of their reductions: compute
+that follows it may wait for a gather behind that reduction.
 """
 
 from __future__ import annotations
@@ -30,13 +32,13 @@ _COLLECTIVE: Final = NEVER
 """Stands for the stream of a collective, whichever it is."""
 
 _MOST: Final = 0.5
-"""Share of what is launched on a stream of copies, piece by piece, that a collective follows."""
+"""Share of what is launched on a stream of copies, piece by piece, that a collective is in front of or follows."""
 
 
 @dataclass(frozen=True, eq=False)
 class WaitingCopies:
-    """``is_copy`` [piece of device work] marks the copies. For each collective, in order: when the first copy in front
-    of it was launched (NONE: none that waited), and what they take together, ns.
+    """``is_copy`` [piece of device work] marks the copies, those of results too. For each collective, in order: when
+    the first copy in front of it was launched (NONE: none that waited), and what they take together, ns.
     """
 
     is_copy: Bool
@@ -56,39 +58,90 @@ def waiting_copies(trace: Trace, work: DeviceWork, is_communication: Bool) -> Wa
     own = launched[~is_communication[launched]]
     if len(own) == len(launched) or len(distinct(trace.stream[work.row[own]])) < 2:
         return found
-    called = work.launch_start_ns(trace)
-    launched = launched[np.lexsort((work.start_ns[launched], called[launched]))]
-    stream = np.where(is_communication[launched], _COLLECTIVE, trace.stream[work.row[launched]])
-    # Pieces of the program: work that is launched on one stream in a row, or one collective.
-    first = np.flatnonzero(np.concatenate(([True], (stream[1:] != stream[:-1]) | (stream[1:] == _COLLECTIVE))))
-    last = np.append(first[1:], len(launched)) - 1
-    is_copying = np.isin(stream[first], _streams_of_copies(work, launched, stream, first))
-    own_end = np.maximum.accumulate(np.where(stream == _COLLECTIVE, NEVER, work.end_ns[launched]))
-    able = np.append(NEVER, own_end)[first]  # when all that was launched before had ended
-    ended = np.append(NEVER, np.sort(work.end_ns[collectives]))
-    begun, done = work.start_ns[launched[first]], work.end_ns[launched[last]]
-    awaited = ended[np.searchsorted(ended, begun, side="right") - 1]
-    waited = is_copying & (begun - able > _PROMPT_NS) & (awaited > able) & (begun - awaited <= _PROMPT_NS)
-    waited &= np.append(stream[first[1:]] == _COLLECTIVE, False)  # a collective follows
-    waited &= called[launched[last]] < awaited  # all were queued, so that no host waits for one of them
+    pieces = _Pieces.of(trace, work, is_communication, launched)
+    results = pieces.results(work)
+    waited = pieces.waited(work, collectives, results)
     row = np.full(len(work), NONE, dtype=np.int64)
     row[collectives] = np.arange(len(collectives))
+    found.is_copy[pieces.work_of(results)] = True
     for piece in np.flatnonzero(waited).tolist():
-        following = row[launched[first[piece + 1]]]
-        copies = launched[first[piece] : last[piece] + 1]
-        if done[piece] <= work.start_ns[collectives[following]] + _PROMPT_NS:
+        following = row[pieces.launched[pieces.first[piece + 1]]]
+        copies = pieces.launched[pieces.first[piece] : pieces.last[piece] + 1]
+        if pieces.done[piece] <= work.start_ns[collectives[following]] + _PROMPT_NS:
             found.is_copy[copies] = True
-            found.launched_ns[following] = called[copies[0]]
-            found.took_ns[following] = done[piece] - begun[piece]
+            found.launched_ns[following] = pieces.called[copies[0]]
+            found.took_ns[following] = pieces.done[piece] - pieces.begun[piece]
     return found
 
 
+@dataclass(frozen=True, eq=False)
+class _Pieces:
+    """Pieces of the program: work that is launched on one stream in a row, or one collective. ``launched`` is the
+    device work as it was launched, ``first`` and ``last`` are the places in it of each piece, ``begun`` and ``done``
+    its times, ``called`` the launch of each piece of device work.
+    """
+
+    launched: Int64
+    first: Int64
+    last: Int64
+    is_collective: Bool
+    beside: Bool
+    """On a stream but for the busiest one, where collectives are in front of or behind most of what is launched."""
+    begun: Int64
+    done: Int64
+    called: Int64
+
+    @classmethod
+    def of(cls, trace: Trace, work: DeviceWork, is_communication: Bool, launched: Int64) -> _Pieces:
+        """Those of the work with recorded launches."""
+        called = work.launch_start_ns(trace)
+        launched = launched[np.lexsort((work.start_ns[launched], called[launched]))]
+        stream = np.where(is_communication[launched], _COLLECTIVE, trace.stream[work.row[launched]])
+        first = np.flatnonzero(np.concatenate(([True], (stream[1:] != stream[:-1]) | (stream[1:] == _COLLECTIVE))))
+        last = np.append(first[1:], len(launched)) - 1
+        beside = np.isin(stream[first], _streams_of_copies(work, launched, stream, first))
+        return cls(
+            launched, first, last, stream[first] == _COLLECTIVE, beside, work.start_ns[launched[first]],
+            work.end_ns[launched[last]], called,
+        )  # fmt: skip
+
+    def results(self, work: DeviceWork) -> Bool:
+        """Which copy the result of the collective in front of them, and began when that had ended."""
+        behind = self.beside & np.append(False, self.is_collective[:-1])
+        ended = np.append(NEVER, self.done[:-1])
+        return behind & self._began_with(ended, self._able(work, np.zeros(len(self.first), dtype=np.bool_)))
+
+    def waited(self, work: DeviceWork, collectives: Int64, results: Bool) -> Bool:
+        """Which are in front of a collective, and began only when another, or a copy of its result, had ended."""
+        ends = np.sort(np.concatenate((work.end_ns[collectives], self.done[results])))
+        ended = np.append(NEVER, ends)[np.searchsorted(ends, self.begun, side="right")]
+        follows = np.append(self.is_collective[1:], False)
+        return self.beside & follows & self._began_with(ended, self._able(work, results))
+
+    def work_of(self, chosen: Bool) -> Int64:
+        """The device work of these pieces."""
+        return np.asarray(self.launched[np.repeat(chosen, self.last - self.first + 1)], dtype=np.int64)
+
+    def _able(self, work: DeviceWork, without: Bool) -> Int64:
+        """When all own work that was launched before each piece had ended, but for these pieces'."""
+        left_out = np.repeat(self.is_collective | without, self.last - self.first + 1)
+        own_end = np.maximum.accumulate(np.where(left_out, NEVER, work.end_ns[self.launched]))
+        return np.asarray(np.append(NEVER, own_end)[self.first], dtype=np.int64)
+
+    def _began_with(self, awaited: Int64, able: Int64) -> Bool:
+        """Did each begin only as this had ended, all of it queued, so that no host waits for it?"""
+        prompt = (awaited > able) & (self.begun >= awaited) & (self.begun - awaited <= _PROMPT_NS)
+        queued = self.called[self.launched[self.last]] < awaited
+        return np.asarray(prompt & (self.begun - able > _PROMPT_NS) & queued, dtype=np.bool_)
+
+
 def _streams_of_copies(work: DeviceWork, launched: Int64, stream: Int64, first: Int64) -> Int64:
-    """The streams but for the busiest one where collectives follow most of what is launched."""
+    """The streams but for the busiest one where collectives are in front of or behind most of what is launched."""
     own = distinct(stream[stream != _COLLECTIVE])
     length = work.end_ns[launched] - work.start_ns[launched]
     busy = [int(length[stream == each].sum()) for each in own.tolist()]
-    follows = np.append(stream[first[1:]] == _COLLECTIVE, False)
-    copying = [follows[stream[first] == each].mean() > _MOST for each in own.tolist()]
+    is_collective = stream[first] == _COLLECTIVE
+    beside = np.append(is_collective[1:], False) | np.append(False, is_collective[:-1])
+    copying = [beside[stream[first] == each].mean() > _MOST for each in own.tolist()]
     chosen = np.array(copying, dtype=np.bool_) & (np.array(busy) < max(busy, default=0))
     return np.asarray(own[chosen], dtype=np.int64)

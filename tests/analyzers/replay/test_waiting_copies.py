@@ -1,7 +1,10 @@
-"""Hybrid sharding: copies into the buffer of a reduce-scatter that wait for an all-reduce, on a stream of their own."""
+"""Copies on a stream of their own: hybrid sharding's into the buffer of a reduce-scatter that wait for an all-reduce,
+and those of the results of reduce-scatters.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -55,8 +58,38 @@ def step_of(begin: int, all_reduce: int) -> list[Piece]:
     return [*pieces, Piece("adam", start, start + OPTIMIZER)]
 
 
+def results_step(begin: int, gather: int, scatter: int) -> list[Piece]:
+    """One backward of plain sharding: unit by unit the gather of its parameters, its compute, the copy of its gradients
+    and their reduce-scatter, and the copy of the result. Compute waits for gathers alone; copies have a stream of their
+    own, collectives another one.
+    """
+    pieces = []
+    computed = copied = carried = begin
+    for _ in range(UNITS):
+        gathered = carried + gather
+        start = max(computed, gathered)
+        computed = start + COMPUTE
+        filled = max(computed, copied) + COPY
+        begun = max(filled, gathered)
+        carried = begun + scatter
+        copied = carried + COPY
+        pieces += [
+            Piece("_allgather_base", gathered - gather, gathered),
+            Piece("gemm", start, computed),
+            Piece("copy", filled - COPY, filled),
+            Piece("_reduce_scatter_base", begun, carried),
+            Piece("copy", carried, copied),
+        ]
+    return [*pieces, Piece("adam", copied, copied + OPTIMIZER)]
+
+
 def job(all_reduce: int) -> tuple[AlignedJob, RecordedSchedules, int]:
     """(Four ranks, two replicas of two shards, what a step takes, ns). Hosts launch all steps in their first 3 ms."""
+    return recorded_job(lambda begin: step_of(begin, all_reduce))
+
+
+def recorded_job(step_from: Callable[[int], list[Piece]]) -> tuple[AlignedJob, RecordedSchedules, int]:
+    """The same of any step."""
     ranks = []
     for number in range(4):
         shard, replicas = tuple(sorted((number, number ^ 1))), tuple(sorted((number, number ^ 2)))
@@ -64,7 +97,7 @@ def job(all_reduce: int) -> tuple[AlignedJob, RecordedSchedules, int]:
         begin = 5_000
         rank.builder.launched("first", 900 * US, 4_990 * US, 5_000 * US)
         for step in range(STEPS):
-            pieces = step_of(begin, all_reduce)
+            pieces = step_from(begin)
             rank.builder.step(step, (950 + 400 * step) * US, (1_350 + 400 * step) * US)
             for place, piece in enumerate(pieces):
                 launch = (1_000 + 400 * step + 8 * place) * US
@@ -77,17 +110,17 @@ def job(all_reduce: int) -> tuple[AlignedJob, RecordedSchedules, int]:
             begin = pieces[-1].end
         ranks.append(rank)
     result = align_job({rank.number: analyze_rank(rank.builder.build()) for rank in ranks})
-    length = (step_of(0, all_reduce)[-1].end) * US
+    length = step_from(0)[-1].end * US
     return result, record_schedules(result), length
 
 
-def quicker(result: AlignedJob, schedules: Schedules, factor: float) -> Schedules:
-    """The same with all-reduces that take so many times as long."""
+def quicker(result: AlignedJob, schedules: Schedules, factor: float, *kinds: str) -> Schedules:
+    """The same with collectives of these kinds that take so many times as long; all-reduces, where none is named."""
     instances = result.matched_before.instances
-    is_all_reduce = np.array(instances.kinds)[instances.kind[schedules.instance]] == "all_reduce"
+    chosen = np.isin(np.array(instances.kinds)[instances.kind[schedules.instance]], kinds or ("all_reduce",))
     return replace(
         schedules,
-        transfer_ns=np.where(is_all_reduce, schedules.transfer_ns * factor, schedules.transfer_ns).astype(np.int64),
+        transfer_ns=np.where(chosen, schedules.transfer_ns * factor, schedules.transfer_ns).astype(np.int64),
     )
 
 
@@ -109,6 +142,46 @@ def test_a_copy_that_waited_for_an_all_reduce_waits_no_longer_than_that(now: int
     assert recorded.step_time_ns(replay(quicker(result, schedules, then / now))) == pytest.approx(
         step_of(0, then)[-1].end * US, rel=0.01
     )
+
+
+@pytest.mark.parametrize(("gather", "scatter"), [(0.1, 1.0), (1.0, 0.1), (0.5, 0.5)])
+@pytest.mark.parametrize("hosts", [False, True])
+def test_compute_does_not_wait_for_what_copies_results(gather: float, scatter: float, *, hosts: bool) -> None:
+    """It waited for each gather, which was behind the reduce-scatter of the unit before on its stream."""
+    result, recorded, length = recorded_job(lambda begin: results_step(begin, 500, 1_000))
+    schedules = recorded.with_hosts if hosts else recorded.schedules
+    assert schedules is not None
+    assert recorded.step_time_ns(replay(schedules)) == pytest.approx(length, rel=1e-4)
+    changed = quicker(result, schedules, gather, "all_gather")
+    changed = quicker(result, changed, scatter, "reduce_scatter")
+    assert recorded.step_time_ns(replay(changed)) == pytest.approx(
+        results_step(0, int(500 * gather), int(1_000 * scatter))[-1].end * US, rel=0.01
+    )
+
+
+def test_compute_that_follows_the_copy_of_a_result_waited_for_it():
+    """With no gathers in between, and results that the next unit needs: its compute begins as the copy ends."""
+
+    def step(begin: int, scatter: int = 1_000) -> list[Piece]:
+        pieces = []
+        for _ in range(UNITS):
+            computed = begin + COMPUTE
+            copied = computed + scatter + COPY
+            pieces += [
+                Piece("gemm", begin, computed),
+                Piece("_reduce_scatter_base", computed, computed + scatter),
+                Piece("copy", computed + scatter, copied),
+            ]
+            begin = copied
+        return [*pieces, Piece("adam", begin, begin + OPTIMIZER)]
+
+    result, recorded, length = recorded_job(step)
+    for schedules in (recorded.schedules, recorded.with_hosts):
+        assert schedules is not None
+        assert recorded.step_time_ns(replay(schedules)) == pytest.approx(length, rel=1e-4)
+        assert recorded.step_time_ns(replay(quicker(result, schedules, 0.1, "reduce_scatter"))) == pytest.approx(
+            step(0, 100)[-1].end * US, rel=0.01
+        )
 
 
 def test_such_a_copy_is_no_progress_of_the_rank():
