@@ -109,14 +109,16 @@ class _Pieces:
         """Which copy the result of the collective in front of them, and began when that had ended."""
         behind = self.beside & np.append(False, self.is_collective[:-1])
         ended = np.append(NEVER, self.done[:-1])
-        return behind & self._began_with(ended, self._able(work, np.zeros(len(self.first), dtype=np.bool_)))
+        able = self._able(work, np.zeros(len(self.first), dtype=np.bool_))
+        return np.asarray(behind & self._began_with(ended, able), dtype=np.bool_)
 
     def waited(self, work: DeviceWork, collectives: Int64, results: Bool) -> Bool:
         """Which are in front of a collective, and began only when another, or a copy of its result, had ended."""
         ends = np.sort(np.concatenate((work.end_ns[collectives], self.done[results])))
         ended = np.append(NEVER, ends)[np.searchsorted(ends, self.begun, side="right")]
         follows = np.append(self.is_collective[1:], False)
-        return self.beside & follows & self._began_with(ended, self._able(work, results))
+        began = self._began_with(ended, self._able(work, results))
+        return np.asarray(self.beside & follows & began, dtype=np.bool_)
 
     def work_of(self, chosen: Bool) -> Int64:
         """The device work of these pieces."""
