@@ -97,8 +97,8 @@ class HostLane:
     for all that had been launched before it (an event recorded earlier), the moment right behind that; else NONE.
     ``blocked_ns`` has for each blocked stretch of the ``Progress`` the moment before which the device waits, or the
     host (``joined``), and ``resumed_ns`` when that went on. ``call_ns`` is what a call that launches work takes.
-    ``opens_ns`` and ``closes_ns`` are the moments of the steps' windows. ``loading`` is the time in
-    the loader.
+    ``loading`` is the time in the loader. ``stream_waits_ns`` are the ends of the calls that make a stream wait for an
+    event, but for those in operators that issue a collective: they make a stream wait for its result.
     """
 
     at_ns: Int64
@@ -116,6 +116,7 @@ class HostLane:
     call_ns: int
     waits: HostWaits
     loading: Intervals
+    stream_waits_ns: Int64
 
     def begins_at(self, device_ns: int) -> int:
         """Where the host is when its schedule begins with the device at that time: at the launch of what starts next,

@@ -16,6 +16,7 @@ from perfscope.analyzers.rank.host_lane import LATER, OF_DEVICE, OF_HOST, HostLa
 from perfscope.analyzers.rank.intervals import Intervals
 from perfscope.analyzers.rank.launches import DeviceWork
 from perfscope.analyzers.rank.steps import Steps
+from perfscope.analyzers.rank.time_breakdown import COMMUNICATION_OPERATOR
 from perfscope.analyzers.rank.timeline import Timeline
 from perfscope.results.categories import TimeCategory
 from perfscope.trace.distinct import distinct
@@ -32,6 +33,8 @@ _LONG_WAIT_TIMES: Final = 10
 """A wait for a place in the device's queue so many times as long as most is for more than one kernel."""
 
 _EVENT_CALL: Final = re.compile("EventSynchronize")
+
+_STREAM_WAIT: Final = re.compile("^(cuda|hip|cu)StreamWaitEvent")
 
 _LIMIT: Final = re.compile(f"^{re.escape(LIMIT)}$")
 
@@ -57,7 +60,7 @@ class _Builder:
         self, trace: Trace, work: DeviceWork, mine: Int64, is_communication: Bool, copies: WaitingCopies,
         host: HostActivity, queue: Intervals, collectives: Collectives, own: Timeline, steps: Steps,
     ) -> None:  # fmt: skip
-        self._host, self._collectives, self._own, self._steps = host, collectives, own, steps
+        self._trace, self._host, self._collectives, self._own, self._steps = trace, host, collectives, own, steps
         index = np.arange(len(mine))
         self._launched = work.launch_start_ns(trace)[mine]
         # In the order of their starts; what starts later was not launched before, as far as the device is concerned.
@@ -130,6 +133,7 @@ class _Builder:
             call_ns=min(self._call_ns, latency),
             waits=waits.beside(for_queue),
             loading=self._host.loading,
+            stream_waits_ns=_stream_waits(self._trace, self._host, self._issued),
         )
 
     def _next_launch(self, device_ns: Int64) -> Int64:
@@ -338,6 +342,18 @@ class _Builder:
         gathers = np.array([kind == "all_gather" for kind in own.kinds], dtype=np.bool_)[own.kind]
         issued = np.append(NEVER, np.sort(self._issued[gathers & (self._issued != NONE)]))
         return np.searchsorted(self._at, issued[np.searchsorted(issued, time_ns) - 1]) - 1
+
+
+def _stream_waits(trace: Trace, host: HostActivity, issued_ns: Int64) -> Int64:
+    """As in ``HostLane``."""
+    calls = trace.rows(Category.RUNTIME, named=_STREAM_WAIT.match, threads=host.threads)
+    operators = Intervals.of_rows(
+        trace, trace.rows(Category.CPU_OP, named=COMMUNICATION_OPERATOR.match, threads=host.threads)
+    )
+    issued = np.sort(issued_ns[issued_ns != NONE])
+    before, until = (np.searchsorted(issued, edges) for edges in (operators.start_ns, operators.end_ns))
+    issuing = Intervals(operators.start_ns[until > before], operators.end_ns[until > before])
+    return np.sort(trace.ends_ns(calls[~issuing.covers(trace.start_ns[calls])]))
 
 
 def _places_of(rows: Int64, chosen: Int64) -> Int64:

@@ -1,0 +1,90 @@
+"""Exchanges that came in time, and the calls that show what would have waited for them: a ring by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from perfscope.analyzers.job.aligned import AlignedJob, align_job
+from perfscope.analyzers.rank.analyze import analyze_rank
+from perfscope.analyzers.replay.engine import replay
+from perfscope.analyzers.replay.schedules import RecordedSchedules, record_schedules
+from perfscope.trace.trace import Category
+from tests.analyzers.job.collectives.matching_jobs import Rank
+
+US = 1_000
+UNITS, STEPS = 6, 3
+COMPUTE, EXCHANGE, OPTIMIZER = 1_000, 400, 50
+
+
+def ring_us(exchange: int) -> int:
+    """A step: what a unit computes with is exchanged while the unit before computes."""
+    return UNITS * max(COMPUTE, exchange) + OPTIMIZER
+
+
+def recorded_ring(
+    *, calls: int = 1, issued: int = 1, late: int | None = None, pause: int = 0
+) -> tuple[AlignedJob, RecordedSchedules]:
+    """Two ranks that issue so many exchanges in each unit, and make streams wait so often behind its compute. Hosts
+    launch all steps in their first 3 ms. The exchange of the unit ``late`` ends ``pause`` µs behind the begin of the
+    next unit's compute.
+    """
+    ranks = []
+    for number in range(2):
+        rank = Rank(number, 2, {"0": (0, 1)}, describe="operator", steps=0)
+        rank.builder.launched("first", 900 * US, 4_990 * US, 5_000 * US)
+        begin = 5_000
+        for step in range(STEPS):
+            host = 950 + 400 * step
+            rank.builder.step(step, host * US, (host + 400) * US)
+            for unit in range(UNITS):
+                at = (host + 50 + 50 * unit) * US
+                took = EXCHANGE // issued
+                for each in range(issued):
+                    end = begin + (each + 1) * took
+                    if unit == late:
+                        end = begin + COMPUTE + pause
+                    rank.kernel("all_to_allv", "0", (end - took) * US, end * US, launch=at + 4 * each * US, stream=20)
+                    rank.builder.event(
+                        "cudaStreamWaitEvent", Category.RUNTIME, at + 4 * each * US - 1, at + 4 * each * US
+                    )
+                rank.builder.launched("attention", at + 20 * US, begin * US, (begin + COMPUTE) * US)
+                for each in range(calls):
+                    called = at + (30 + 2 * each) * US
+                    rank.builder.event("cudaStreamWaitEvent", Category.RUNTIME, called, called + US)
+                begin += COMPUTE
+            rank.builder.launched("adam", (host + 390) * US, begin * US, (begin + OPTIMIZER) * US)
+            begin += OPTIMIZER
+        ranks.append(rank)
+    result = align_job({rank.number: analyze_rank(rank.builder.build()) for rank in ranks})
+    return result, record_schedules(result)
+
+
+def step_us(recorded: RecordedSchedules, factor: float) -> float:
+    """The step with exchanges that take so many times as long."""
+    schedules = recorded.with_hosts
+    assert schedules is not None
+    slower = replace(schedules, transfer_ns=(schedules.transfer_ns * factor).astype(np.int64))
+    return recorded.step_time_ns(replay(slower)) / US
+
+
+@pytest.mark.parametrize("factor", [1, 2, 4, 8])
+@pytest.mark.parametrize(("calls", "issued"), [(1, 1), (2, 2), (2, 1)])
+def test_compute_waits_for_a_slower_exchange(calls: int, issued: int, factor: int) -> None:
+    _, recorded = recorded_ring(calls=calls, issued=issued)
+    assert step_us(recorded, factor) == pytest.approx(ring_us(EXCHANGE * factor), rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("calls", "issued", "late"),
+    [
+        (0, 1, None),  # nothing shows that anything waits
+        (1, 2, None),  # nor which of them it waits for
+        (1, 1, 2),  # an exchange let the next unit's compute pass: the calls mean something else
+    ],
+)
+def test_nothing_is_said_to_wait_where_no_call_shows_it(calls: int, issued: int, late: int | None) -> None:
+    _, recorded = recorded_ring(calls=calls, issued=issued, late=late, pause=300)
+    assert step_us(recorded, 4) == pytest.approx(UNITS * COMPUTE + OPTIMIZER, rel=0.01)
