@@ -69,9 +69,9 @@ class RankOpNumbers:
         instance[known] = matched.instance[line[known]]
         alone = int((~known).sum())
         instance[~known] = len(matched.instances) + self._alone + np.arange(alone)
-        arrival, ended = start.copy(), end.copy()
+        arrival, done = start.copy(), end.copy()
         arrival[known] = matched.last_arrival_ns[line[known]]
-        ended[known] = matched.ended_ns[line[known]]
+        done[known] = matched.done_ns[line[known]]
         ready = clocks.to_common(rank, ready_own)
         previous, able = _follow(own.stream[row], ready, start, end)
         after = _awaited(able, start - partial.progress.copy_ns[row], end)
@@ -86,7 +86,7 @@ class RankOpNumbers:
             after=np.where(after == NONE, NONE, number[after]) if len(row) else after,
             after_gap_ns=start - end[after] if len(row) else after,
             gap_ns=start - able,
-            transfer_ns=ended - arrival,
+            transfer_ns=done - arrival,
             ready_ns=ready_own,
         )
 

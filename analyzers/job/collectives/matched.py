@@ -35,7 +35,8 @@ class MatchedCollectives:
     that the rank op had to wait for, never outside its own ``[start_ns, end_ns]``: the instance's, or of an
     exchange of messages that of the ranks at their other ends. ``waited_for`` is the rank that arrived then (itself
     where it came last, NONE where not known), ``done_ns`` when the transfer is complete: the end, except for a host's
-    range around a send, which ends when the program waits for it. Instances are described by ``instances``.
+    messages: its range around a send ends when the program waits for it, that around one of several recvs may.
+    Instances are described by ``instances``.
     """
 
     instance: Int64
@@ -46,8 +47,6 @@ class MatchedCollectives:
     last_arrival_ns: Int64
     waited_for: Int64
     done_ns: Int64
-    ended_ns: Int64
-    """When it ended: as recorded, except for a host's message that was there before the program waited for it."""
     instances: Instances
     messages: MatchedMessages
     clocks: Clocks
@@ -174,13 +173,12 @@ def arrivals(ops: UnmatchedOps, matching: Matching, clocks: Clocks) -> MatchedCo
     waited_for = np.where(exchange, np.where(matching.open_[kept], NONE, partner[kept]), instances.last_rank[label])
     arrival = np.clip(arrival, start[kept], end[kept])
     done = np.maximum(_done(ops, matching, end)[kept], arrival)
-    ended = _waited_for_before(ops, kept, arrival, done, end)
-    done = np.minimum(done, ended)
+    done = np.minimum(done, _waited_for_before(ops, kept, arrival, done, end))
     lines = np.lexsort((ops.rank[kept], label))
     rows = kept[lines]
     return MatchedCollectives(
         label[lines], ops.rank[rows], ops.index[rows], start[rows], end[rows], arrival[lines], waited_for[lines],
-        done[lines], ended[lines], instances, _messages(ops, matching, kept, label), clocks,
+        done[lines], instances, _messages(ops, matching, kept, label), clocks,
     )  # fmt: skip
 
 

@@ -41,6 +41,8 @@ class CpuPipeline:
     forward: float = 1.0
     """What the operators of a forward take, as a share of the same of a backward."""
     all_forwards_first: bool = False
+    sends_last: bool = False
+    """Does a stage wait for its sends at the end of the step, when their ranges are closed, as torch's schedules do?"""
     ranges: bool = True
     """Are the passes named?"""
     head: float = 1.0
@@ -100,11 +102,22 @@ class CpuPipeline:
                 done[phase, stage, batch] = clock[stage]
                 place[stage] += 1
         for stage in range(self.stages):
+            if self.sends_last:
+                clock[stage] = self._wait_for_sends(stage, began[stage], clock[stage])
             clock[stage] += self.host(stage, step)
             clock[stage] = self._operator(stage, "aten::add_", clock[stage], self.product / 2, rng)
             self._event(stage, "user_annotation", f"ProfilerStep#{step}", began[stage], clock[stage])
             clock[stage] += 1
         return clock
+
+    def _wait_for_sends(self, rank: int, began: float, now: float) -> float:
+        """One after another; the first wait takes as long as the last send does."""
+        now += 290
+        for event in self.events[rank]:
+            if event["name"] == "gloo:send" and event["ts"] >= began:
+                now += 10
+                event["dur"] = max(event["dur"], now - event["ts"])
+        return now
 
     def _pass(self, phase: str, stage: int, batch: int, step: int, now: float, rng: random.Random) -> float:
         began, size = now, self.head if stage == self.stages - 1 else 1.0

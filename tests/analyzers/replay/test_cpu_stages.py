@@ -7,7 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from perfscope.analyzers.replay.engine import replay
+from perfscope.analyzers.replay.pace import scaled
 from perfscope.analyzers.replay.stragglers.host_parts import StepParts
+from perfscope.analyzers.whatif.whatif import context_of
 from perfscope.results.rows import StragglerRow
 from tests.analyzers.measured import measured
 from tests.analyzers.replay.cpu_pipelines import CpuPipeline, Extra
@@ -131,3 +134,22 @@ def test_stages_that_are_slow_in_turn_are_one_straggler_and_none_of_them_is_slow
 )
 def test_nobody_is_named_where_no_stage_is_slow_for_its_work(job: CpuPipeline, tmp_path: Path) -> None:
     assert found(job, tmp_path) == ()
+
+
+@pytest.mark.parametrize("sends_last", [False, True])
+@pytest.mark.parametrize("all_forwards_first", [False, True])
+def test_a_send_has_ended_when_it_is_received_whenever_its_stage_waits_for_it(
+    sends_last: bool, all_forwards_first: bool, tmp_path: Path
+) -> None:
+    """Its range is open until then, which is no transfer: with all work halved, the steps are, too."""
+    job = CpuPipeline(
+        stages=2, batches=6, steps=6, product=5000, python=100, noise=0.0, head=2.0, sends_last=sends_last,
+        all_forwards_first=all_forwards_first,
+    )  # fmt: skip
+    quicker = replace(job, product=job.product / 2, python=job.python / 2)
+    job.write(tmp_path / "job")
+    quicker.write(tmp_path / "quicker")
+    recorded = context_of(tmp_path / "job", workers=1).recorded
+    assert recorded.step_time_ns(replay(recorded.schedules)) / 1e3 == pytest.approx(job.took / job.steps, rel=0.01)
+    halved = scaled(recorded.schedules, recorded.schedules.ranks, 0.5)
+    assert recorded.step_time_ns(replay(halved)) / 1e3 == pytest.approx(quicker.took / job.steps, rel=0.01)
