@@ -4,6 +4,9 @@ FSDP scatters a unit's gradients after each of its backwards. With ``set_require
 under ``no_sync`` (FSDP1), it adds them up whole and scatters the sums after the last micro-batch. Parameters are
 gathered and freed as before. Adding takes what copying for the reduction took, and reads the sum besides.
 
+``fsdp.reduce_dtype`` sends the same gradients in 16 bits, as with ``MixedPrecisionPolicy(reduce_dtype=torch.bfloat16)``
+(FSDP2) or ``MixedPrecision`` (FSDP1); with hybrid sharding the sums across replicas, too.
+
 ``fsdp.prefetch`` moves the gathers of all passes; ``fsdp.backward_prefetch`` those of backwards alone, as FSDP1's
 argument of that name does: there the next unit's gather comes before a unit computes.
 """
@@ -42,6 +45,7 @@ _MOST_AHEAD: Final = 4
 _AT_ONCE: Final = 0.1
 """Share of a unit's work below which nothing is computed between two gathers."""
 _BACKWARD_PRE: Final = "BACKWARD_PRE"
+_WIDE: Final = "float32"
 
 
 def _fsdp_no_sync(schedules: EditableSchedules, context: Context, name: str, value: str) -> Uncertainty:
@@ -58,17 +62,40 @@ def _fsdp_no_sync(schedules: EditableSchedules, context: Context, name: str, val
         microbatches = context.result.partials[rank].microbatches(step)
         step_ops = StepOps(schedules, rank, step)
         dropped.update(step_ops.before_last(mine, microbatches))
-        # Shards that are reduced between replicas, too (HYBRID_SHARD): one all-reduce after each scatter.
-        by_group = grouped((each.collective.group, each) for each in reduced.get((rank, step), ()))
-        for between in by_group.values():
-            if len(between) == len(mine):
-                dropped.update(step_ops.before_last(between, microbatches))
+        between = _between_replicas(mine, reduced.get((rank, step), ()))
+        for of_group in grouped((each.collective.group, each) for each in between).values():
+            dropped.update(step_ops.before_last(of_group, microbatches))
     if not dropped:
         raise CannotReplay(f"{name}: {REDUCED_ONCE}")
     if context.on_devices:
         _add_up(schedules, {rank_op for rank_op in dropped if rank_op.moves("reduce_scatter")})
     schedules.without(dropped)
     return Uncertainty(less=0.25, more=0.15)
+
+
+def _reduce_dtype(schedules: EditableSchedules, context: Context, name: str, value: str) -> Uncertainty:
+    """Half the bytes of fp32 gradients."""
+    if value not in ("bf16", "fp16"):
+        raise BadSetting(f"{name}={value}: write bf16 or fp16")
+    scatters = schedules.of_gradients("reduce_scatter") or _of_lone_group(of_unknown_size(schedules, "reduce_scatter"))
+    if not scatters:
+        raise CannotReplay(f"{name}: no reductions of FSDP's gradients are recorded")
+    reduced = schedules.by_step("all_reduce") or of_unknown_size(schedules, "all_reduce")
+    replicated = chain.from_iterable(_between_replicas(mine, reduced.get(key, ())) for key, mine in scatters.items())
+    sent = {*chain.from_iterable(scatters.values()), *replicated}
+    halved = [rank_op for rank_op in sent if rank_op.collective.dtype == _WIDE]
+    if not halved:
+        raise CannotReplay(f"{name}: gradients are reduced in 16 bits already, or their type is not recorded")
+    for rank_op in halved:
+        rank_op.transfer_ns = context.part_of_transfer_ns(rank_op, 0.5)
+    keep_host_pace(schedules, context)
+    return Uncertainty(less=0.15, more=0.10)
+
+
+def _between_replicas(scatters: Sequence[RankOp], reduced: Sequence[RankOp]) -> list[RankOp]:
+    """The all-reduces of a step that sum shards across replicas (HYBRID_SHARD): as many as it scatters."""
+    by_group = grouped((each.collective.group, each) for each in reduced)
+    return list(chain.from_iterable(mine for mine in by_group.values() if len(mine) == len(scatters)))
 
 
 def _of_lone_group(scatters: StepCollectives) -> StepCollectives:
@@ -250,6 +277,7 @@ SETTINGS = (
         1,
         with_hosts=True,
     ),
+    Setting("fsdp.reduce_dtype", "bf16|fp16", "reduce FSDP's gradients in 16 bits", _reduce_dtype, 1, with_hosts=True),
     Setting("fsdp.prefetch", "N", "issue every gather of parameters N gathers earlier", _prefetch, 1, with_hosts=True),
     Setting(
         "fsdp.backward_prefetch",

@@ -21,6 +21,7 @@ NOT_ASKED = {
     "ddp.broadcast_buffers",
     "ddp.find_unused_parameters",
     "fsdp.backward_prefetch",
+    "fsdp.reduce_dtype",
 }
 """The generator collects no garbage, its operators have no threads, neither its optimizer nor its loop goes through
 parameters one by one; it reduces no gradients by hand, nothing in its loop or layers, sends no buffers and prefetches

@@ -101,6 +101,7 @@ _SETTINGS: dict[str, tuple[frozenset[str], Callable[[Job, str], Job | None]]] = 
     "loop.collectives": (_ALL, lambda job, _: replace(job, metrics=0)),
     "gradients.reduce": (frozenset(("manual",)), _reduced),
     "fsdp.reshard_after_forward": (_FSDP, lambda job, value: replace(job, reshard=value == "true")),
+    "fsdp.reduce_dtype": (_FSDP, lambda job, _: replace(job, gradient_bytes=2)),
     "fsdp.no_sync": (_FSDP, lambda job, value: replace(job, scatters_once=value == "true")),
     "ranks.work": (_ALL, lambda job, _: replace(job, evened=True)),
     "optimizer.loops": (_ALL, lambda job, _: replace(job, foreach=True)),
@@ -175,6 +176,8 @@ def _advisable_with_fsdp(job: Job) -> Iterator[dict[str, str]]:
         yield {"fsdp.no_sync": "true"}
     if job.reshard:
         yield {"fsdp.reshard_after_forward": "false"}
+    if job.gradient_bytes == 4:
+        yield {"fsdp.reduce_dtype": "bf16"}
     if not (job.backward_prefetch and job.forward_prefetch):
         yield {"fsdp.prefetch": "1"}
 
