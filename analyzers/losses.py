@@ -11,6 +11,7 @@ from perfscope.analyzers.job.pipelines.table import inherent_bubble_share
 from perfscope.analyzers.rank.loop_phases import INSIDE
 from perfscope.results.categories import BY_ID
 from perfscope.results.findings import STRAGGLING_RANK, Finding
+from perfscope.results.notes import Note
 from perfscope.results.summary import Summary
 from perfscope.results.time_breakdown import shares as shares_of
 
@@ -86,15 +87,25 @@ _NAME_PEERS: Final = (
 
 
 def losses(summary: Summary) -> tuple[dict[str, float], float]:
-    """(Category beyond compute -> its share of all ranks' time without the pipeline's inherent bubble, compute's)."""
+    """(Category beyond compute -> its share of all ranks' time without the pipeline's inherent bubble, compute's).
+    Without the wait for a rank that is slow only while it is profiled.
+    """
     shares = shares_of(summary.time_breakdown)
     compute = shares.pop("compute")
+    effect = profiling_effect(summary)
+    if effect is not None:
+        shares[WAIT] = max(shares[WAIT] - effect.values["share"], 0.0)
     inherent = inherent_bubble_share(summary.pipeline) if summary.pipeline is not None else 0.0
     for category in (WAIT, _TRANSFER):  # without its neighbours a rank seems to transfer
         part = min(shares[category], inherent)
         shares[category] -= part
         inherent -= part
     return shares, compute
+
+
+def profiling_effect(summary: Summary) -> Note | None:
+    """The note on a rank that is slow only while it is profiled; None without."""
+    return next((note for note in summary.notes if note.kind == "profiling_effect"), None)
 
 
 def largest(shares: dict[str, float], summary: Summary, treated: Collection[Finding] = ()) -> tuple[str, float]:

@@ -48,6 +48,7 @@ from perfscope.analyzers.replay.engine import replay as replay_schedules
 from perfscope.analyzers.replay.job_replay import JobReplay, replay_job, world_size
 from perfscope.analyzers.replay.step_time import is_trusted
 from perfscope.analyzers.replay.stragglers.contention import contention_notes, without_contention
+from perfscope.analyzers.replay.stragglers.profiling_effects import profiling_effect_notes, without_profiling_effects
 from perfscope.analyzers.replay.stragglers.rows import straggler_rows
 from perfscope.analyzers.samples import positions_per_sample, samples_per_batch, samples_per_step
 from perfscope.analyzers.verdict import of_snapshots, verdict
@@ -88,10 +89,12 @@ def summarize(
     runs, result = replay.runs, replay.result
     pipeline, machines = find_pipeline(result, runs), system(job, result, runs)
     late = _stragglers(replay)
-    stragglers = without_contention(late, result, runs, machines, replay.core_ns)
+    own = without_contention(late, result, runs, machines, replay.core_ns)
     groups, size = group_rows(result), world_size(result.partials, runs)
     strategies = job_strategies(result, runs, pipeline, groups, size) or ("unknown",)
     info = _job_info(job, identified, result, runs, strategies)
+    stragglers = without_profiling_effects(own, result, info.unprofiled_step_us)
+    of_profiling = [row for row in own if row not in stragglers]
     peaks = peaks_of(info.devices[0]) if len(info.devices) == 1 else None
     kernels, unlisted = with_roofline(kernel_rows(result, peaks), measured)
     compiled = compiled_tables(job.compiled, result, job.provenance, job.annotations)
@@ -117,7 +120,8 @@ def summarize(
             *job_notes(job, result, info, time_breakdown),
             *pipeline_notes(pipeline, info.strategies),
             *system_notes(job, machines),
-            *contention_notes([row for row in late if row not in stragglers], info.step_time_us),
+            *contention_notes([row for row in late if row not in own], info.step_time_us),
+            *profiling_effect_notes(of_profiling, result, info.unprofiled_step_us),
             *unlisted_notes(unlisted),
             *compiled.notes,
         ),

@@ -15,7 +15,16 @@ from statistics import median
 from typing import Any, Final
 
 from perfscope.analyzers.job.pipelines.table import inherent_bubble_share
-from perfscope.analyzers.losses import WAIT, in_words, is_bound, largest, losses, waits_for, where_to_look
+from perfscope.analyzers.losses import (
+    WAIT,
+    in_words,
+    is_bound,
+    largest,
+    losses,
+    profiling_effect,
+    waits_for,
+    where_to_look,
+)
 from perfscope.analyzers.rank.steps import UNMARKED
 from perfscope.results.findings import Action, Finding, Obtained, Severity, plain
 from perfscope.results.rows import Verdict
@@ -119,6 +128,11 @@ def verdict(summary: Summary) -> Verdict:
     are left out for them that take long.
     """
     found = _of_training(summary)
+    effect = profiling_effect(summary)
+    if effect is not None:
+        slow = f"{ranks_in_words(effect.ranks)} {'is' if len(effect.ranks) == 1 else 'are'} slow"
+        words = f"That {slow} in the recorded steps is an effect of profiling: other steps are too short for it."
+        found = replace(found, headline=f"{found.headline} {words}", healthy=False)
     left_out = evaluations(summary)
     share = left_out.get("share", 0.0)
     if share < LARGE:
@@ -341,7 +355,11 @@ def _fusible(summary: Summary) -> float:
 
 
 def _unevenness(summary: Summary) -> float:
-    """Own time of the slowest rank of each step over the mean of all, mean over the steps; 1 where not known."""
+    """Own time of the slowest rank of each step over the mean of all, mean over the steps; 1 where not known, or only
+    of recorded steps.
+    """
+    if profiling_effect(summary) is not None:
+        return 1.0
     steps = list(zip(*(row.own_us_per_step for row in summary.time_breakdown), strict=False))
     ratios = [max(own) * len(own) / math.fsum(own) for own in steps if math.fsum(own) > 0]
     return math.fsum(ratios) / len(ratios) if ratios else 1.0
@@ -351,7 +369,7 @@ def _slowest_alone(summary: Summary) -> str | None:
     """The one rank that is the slowest in most steps, in words, where no rank is seen to wait; None elsewhere."""
     rows = summary.time_breakdown
     shares, _ = losses(summary)
-    if len(rows) < 2 or shares[WAIT] >= _NO_WAITS or summary.stragglers:
+    if len(rows) < 2 or shares[WAIT] >= _NO_WAITS or summary.stragglers or profiling_effect(summary) is not None:
         return None
     steps = list(zip(*(row.own_us_per_step for row in rows), strict=False))
     slowest = Counter(own.index(max(own)) for own in steps)

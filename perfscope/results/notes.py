@@ -166,6 +166,11 @@ SENTENCES: Final[Mapping[str, str]] = {
     "slowed it down.",
     "waited_for_cores": "The others waited for {ranks:ranks} {share:.0%} of the step, because training threads wait "
     "for a core: other work on the cores is the cause, and no rank is named for it.",
+    "profiling_effect": "In the recorded steps the others waited for {ranks:ranks} {share:.0%} of the step ({what}), "
+    "but what that rank takes for it ({own_ms:.3g} ms per step) is longer than a whole step without the profiler "
+    "({unprofiled_ms:.3g} ms), which is as long as the recorded one would be without the wait. So the job has no such "
+    "straggler while it is not profiled, and none is named. Record again, with a lighter recording (perfscope run "
+    "--no-shapes).",
     "steal": "The hypervisor gave {share:.0%} of the CPU time of {host} to other machines.",
     "swapping": "{host} swapped {mb_per_s:.0f} MB/s: it is short of memory. Use fewer loader workers, a smaller "
     "prefetch_factor, or more memory.",

@@ -81,6 +81,20 @@ def test_other_evaluations_come_last_or_are_a_note(steps: list[int], share: floa
     assert verdict.first_action == usual.first_action
 
 
+def test_waiting_for_a_rank_that_is_slow_by_profiling_alone_is_no_loss_of_the_job() -> None:
+    """Half of the other rank's step is a wait for it."""
+    found = note("steps", "profiling_effect", [0], share=0.5, what="slower compute", own_ms=95.0, unprofiled_ms=50.0)
+    rows = (breakdown(0), breakdown(1, exposed_comm_wait=50_000))
+    assert "waiting for late ranks" in judged(context(*rows)).headline
+    verdict = judged(context(*rows, notes=(found,)))
+    assert "waiting" not in verdict.headline
+    assert "works" not in verdict.headline
+    assert verdict.headline.endswith(
+        " That rank 0 is slow in the recorded steps is an effect of profiling: other steps are too short for it."
+    )
+    assert not verdict.healthy
+
+
 def test_a_large_loss_without_a_rule_is_not_called_healthy():
     verdict = judged(context(breakdown(0, idle_sync=30_000)))
     assert not verdict.healthy

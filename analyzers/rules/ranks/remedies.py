@@ -189,7 +189,8 @@ def in_operator(job: RuleContext, worst: StragglerRow, who: str) -> str:
     return (
         f"Look at {operator.name}: it takes {duration(operator.own_us)} per step on {who} and "
         f"{duration(operator.others_us)} on its peers, which call it as often. Its other operators are not slower, or "
-        "not as much, so look at what this one does there (sizes, data, Python inside it), not at the rank's hardware."
+        "not as much: compare what this one works on there (sizes, data, Python inside it) with the other ranks'. If "
+        "that is the same, look at the rank's cores or device."
     )
 
 
