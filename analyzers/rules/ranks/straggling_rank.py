@@ -23,7 +23,7 @@ from perfscope.grouping import grouped
 from perfscope.results.attribution import CAUSE_PHRASES, host_in_words, subject
 from perfscope.results.findings import STRAGGLING_RANK, Action, Confidence, Evidence, Finding
 from perfscope.results.rows import StragglerRow
-from perfscope.text import ranks_in_words
+from perfscope.text import lower_first, ranks_in_words
 
 RULE: Final = STRAGGLING_RANK
 SHARE: Final = 0.05
@@ -36,6 +36,9 @@ STEADY: Final = 0.8
 the most."""
 BEYOND_NOISE: Final = 0.15
 """From this share of the step the cost is not noise, whatever the other ranks cost."""
+
+FEWEST: Final = 3
+"""Steps from which a rank is called a straggler: what is late in one or two may have been so by accident."""
 
 MORE_WORK: Final = 0.05
 """Relative difference in FLOPs from which a rank has other work than its peers."""
@@ -81,6 +84,10 @@ _UNPAIRED: Final = (
     "torch.profiler (perfscope run does), whose traces name the ranks at both ends since torch 2.5."
 )
 
+_BY_ACCIDENT: Final = (
+    "Record more steps (perfscope run --active 8): {steps} cannot tell a slow rank from one that was late by accident."
+)
+
 _OF_ITS_HOST: Final = (
     "Not in the recording: {missing}. Those on this host are taken to be as slow as its other ranks, and as quick once "
     "it is mended."
@@ -106,8 +113,11 @@ def evaluate(job: RuleContext) -> Finding | None:
     work = None if operator is not None and operator.is_own_work else _work_over_peers(job, worst)
     if work is not None and work - 1 >= max(MORE_WORK, _EXPLAINED * (_compute_over_peers(job, worst) - 1)):
         return _with_more_work(job, worst, work)
-    prediction, unsure = worst.step_without(job.step_time_us), _doubts(job, worst)
-    if unsure or (job.info.missing_ranks and worst.scope != "host"):
+    unsure, accident = _doubts(job, worst), _may_be_accident(job)
+    if accident and worst.lost_us < BEYOND_NOISE * job.step_time_us:
+        return None
+    prediction = None if accident else worst.step_without(job.step_time_us)
+    if prediction is not None and (unsure or (job.info.missing_ranks and worst.scope != "host")):
         prediction = replace(prediction, high=job.step_time_us)
     return job.finding(
         RULE,
@@ -118,12 +128,25 @@ def evaluate(job: RuleContext) -> Finding | None:
             setting=_setting(worst),
             old=None,
             new=None,
-            how="\n".join((_remedy(job, worst), *_not_recorded(job, worst), *unsure)),
+            how="\n".join((*_again(job, _remedy(job, worst)), *_not_recorded(job, worst), *unsure)),
         ),
         confidence=Confidence.LOW if unsure else Confidence(worst.confidence),
         predicted=prediction,
-        whatif={} if unsure else _whatif(job, worst),
+        whatif={} if unsure or accident else _whatif(job, worst),
     )
+
+
+def _may_be_accident(job: RuleContext) -> bool:
+    """Are there too few steps to tell a slow rank from one that was late by accident?"""
+    return job.steps < FEWEST
+
+
+def _again(job: RuleContext, remedy: str) -> tuple[str, ...]:
+    """The remedy; where a rank may be late by accident, what comes before it."""
+    if not _may_be_accident(job):
+        return (remedy,)
+    steps = "one step" if job.steps == 1 else f"{job.steps} steps"
+    return _BY_ACCIDENT.format(steps=steps), f"If it is late again: {lower_first(remedy)}"
 
 
 def told(job: RuleContext) -> StragglerRow | None:
@@ -221,17 +244,21 @@ def _whatif(job: RuleContext, worst: StragglerRow) -> dict[str, str]:
 
 
 def _who(job: RuleContext, row: StragglerRow) -> str:
-    """The beginning of the title: who the straggler is, and by what."""
-    why = _causes(job, row)
+    """The beginning of the title: who the straggler is, and by what; of one or two steps only that it is late there."""
+    why, steps = _causes(job, row), job.steps
+    one, several = "is a straggler", "are stragglers"
+    if _may_be_accident(job):
+        late = f"late in the {'only recorded step' if steps == 1 else f'{steps} recorded steps'}"
+        one, several = f"is {late}", f"are {late}"
     if row.scope == "job":
         rank = imbalanced_work.mostly_for(job, row)
         how = "in turn" if rank is None else f"now and then, mostly rank {rank}"
-        return f"{ranks_in_words(row.ranks).capitalize()} are stragglers {how} ({why}): waiting for them"
+        return f"{ranks_in_words(row.ranks).capitalize()} {several} {how} ({why}): waiting for them"
     if row.scope == "link":
         return f"{subject(row)} is slower than those of other groups: the same transfers take longer there, which"
     if row.scope == "ranks":
-        return f"{subject(row)} are stragglers ({why}): waiting for them"
-    return f"{subject(row)} is a straggler ({why}): waiting for it"
+        return f"{subject(row)} {several} ({why}): waiting for them"
+    return f"{subject(row)} {one} ({why}): waiting for it"
 
 
 def _cost(job: RuleContext, row: StragglerRow) -> str:
@@ -240,7 +267,7 @@ def _cost(job: RuleContext, row: StragglerRow) -> str:
     share = f"{'' if row.replayed else 'up to '}{job.share(row.lost_us):.0%}"
     if 0 < late < used:
         return f" in {late} of {used} steps costs {share} of the time"
-    return f" costs {share} of each step"
+    return f" costs {share} of {'the' if used == 1 else 'each'} step"
 
 
 def _causes(job: RuleContext, row: StragglerRow) -> str:

@@ -504,3 +504,28 @@ def test_a_rank_that_alone_reads_many_values_is_told_as_such(tmp_path: Path) -> 
     finding = next(one for one in advised(tmp_path).findings if one.rule == straggling_rank.RULE)
     assert finding.title.startswith("Rank 0 is a straggler (host synchronization, mostly in aten::_local_scalar_dense")
     assert "calls aten::_local_scalar_dense 61 times per step, its peers 1," in finding.action.how
+
+
+@pytest.mark.parametrize(("numbers", "where"), [((4,), "the only recorded step"), ((4, 5), "the 2 recorded steps")])
+def test_in_one_step_or_two_a_rank_is_late_and_no_straggler(numbers: tuple[int, ...], where: str) -> None:
+    """Whether it is slow, more steps show; what that would gain is no prediction."""
+    slow = replace(SLOW, lost_us=34_000.0, share_of_steps=1.0, steps=numbers)
+    finding = straggling_rank.evaluate(context(breakdown(0), breakdown(1), stragglers=(slow,), steps=numbers))
+    assert finding is not None
+    step = "the step" if len(numbers) == 1 else "each step"
+    assert finding.title == f"Rank 1 is late in {where} (slower compute): waiting for it costs 34% of {step}"
+    assert finding.predicted_step_us is None
+    assert finding.ceiling == pytest.approx(1 / 0.66 - 1)
+    assert not finding.whatif
+    record, again = finding.action.how.split("\n")
+    assert record.startswith("Record more steps (perfscope run --active 8)")
+    assert again.startswith("If it is late again: compare rank 1 with the other ranks")
+
+
+def test_what_is_little_in_one_step_is_not_told() -> None:
+    """13 % of three steps is told, of one it may be an accident."""
+    slow = replace(SLOW, lost_us=13_000.0, share_of_steps=1.0)
+    of_three = context(breakdown(0), breakdown(1), stragglers=(replace(slow, steps=(4, 5, 6)),), steps=(4, 5, 6))
+    assert straggling_rank.evaluate(of_three) is not None
+    of_one = context(breakdown(0), breakdown(1), stragglers=(replace(slow, steps=(4,)),), steps=(4,))
+    assert straggling_rank.evaluate(of_one) is None
