@@ -134,7 +134,9 @@ def _how(run: RunMetadata) -> How:
 
 
 def _end(run: RunMetadata, how: How, steps: int, *, is_cause: bool) -> RankEnd:
-    """``steps``: those in its history, which a killed rank's metadata do not count to the end."""
+    """``steps``: those in its history, which the metadata of a rank that was killed, or left by ``os._exit``, do not
+    count to the end.
+    """
     error = run.error if how == "exception" else None
     call = user_call(tuple(_frames(error.calls))) if error is not None else None
     return RankEnd(
@@ -142,6 +144,7 @@ def _end(run: RunMetadata, how: How, steps: int, *, is_cause: bool) -> RankEnd:
         how=how,
         is_cause=is_cause,
         steps=max(run.steps.seen, steps),
+        counted=how not in ("signal", "unseen") and run.outcome != "running",
         error=error.type if error is not None else None,
         message=(error.message or None) if error is not None else None,
         file=call.file if call is not None else None,

@@ -16,7 +16,7 @@ _KILLED: Final = (-signal.SIGKILL, 128 + signal.SIGKILL)
 def verdict(crash: Crash) -> Verdict:
     """The verdict of a job that failed."""
     first = crash.ends[0]
-    after = f"{'at least ' if first.how in ('signal', 'unseen') else ''}{plural(first.steps, 'step')}"
+    after = f"{'' if first.counted else 'at least '}{plural(first.steps, 'step')}"
     others = [end.rank for end in crash.ends if not end.is_cause]
     then = f"; {ranks_in_words(others)} failed in consequence" if others else ""
     return Verdict(

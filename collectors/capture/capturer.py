@@ -36,6 +36,8 @@ class Capturer:
         self._announcer = Announcer(self._config, self._identity.rank)
         self._foreign = ForeignProfiler()
         self._postponed = False
+        self.yields = False
+        """Does the script's own profiler run, which a capture would have to wait for?"""
         self._capture: RankCapture | None = None
         self._early: RankCapture | None = None
         """Of the job's first steps, stopped and kept in memory."""
@@ -57,6 +59,7 @@ class Capturer:
 
     def boundary(self, completed: int, optimizers: Callable[[], Iterable[Any]]) -> None:
         """``completed`` training steps have ended; the next begins when this returns."""
+        self.yields = False
         if self._capture is not None:
             self._advance(self._capture, completed)
         if self._capture is None and self._schedule.wants(completed):
@@ -232,6 +235,7 @@ class Capturer:
             self.restart()
 
     def _postpone(self, step: int, due: Due) -> None:
+        self.yields = True
         if due.agreed:
             self._problems.add(f"the script's own profiler ran at step {step}: the capture there is missing")
         elif not self._postponed and not due.early:

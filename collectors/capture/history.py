@@ -207,7 +207,9 @@ class StepTimer:
         clock.core = core if core.in_stages else None
 
     def step_begins(self, *, disturbed: bool) -> int:
-        """The next step begins now; the time. ``disturbed``: something of ours is at work, or was just before."""
+        """The next step begins now; the time. ``disturbed``: something of ours, or the script's own profiler, is at
+        work, or was just before.
+        """
         self.disturbed = disturbed
         self._clock.clear()
         self._clock.began = began = perf_counter_ns()

@@ -30,6 +30,11 @@ class LazyCapturer:
         """Does anything of it disturb the training at the moment?"""
         return self._made is not None and self._made.busy
 
+    @property
+    def yields(self) -> bool:
+        """Does the script's own profiler run, which a capture would have to wait for?"""
+        return self._made is not None and self._made.yields
+
     def made(self) -> Capturer | Marker:
         """It, made if it was not."""
         if self._made is None:

@@ -20,7 +20,7 @@ DESCRIBE_AFTER: Final = 4
 class Marker:
     """The ranges of one rank, from its first step to its end. Stands where a ``Capturer`` stands otherwise."""
 
-    busy = False
+    busy = yields = False
 
     def __init__(self, context: RankContext) -> None:
         self._config, self._identity = context.config, context.identity

@@ -236,7 +236,8 @@ class Session:
         plain = self._config.mode not in FOR_ANOTHER and not self._config.stop_after
         quiet = plain and not busy and self._watch.hooked_for == self._optimizers_met
         self._quiet_until = capturer.schedule.quiet_until() if quiet else 0
-        self._watch.step_begins(completed, busy=busy, disturbed=busy or was_busy or hooked)
+        disturbed = busy or was_busy or hooked or capturer.yields
+        self._watch.step_begins(completed, busy=busy, disturbed=disturbed)
         if 0 < self._config.stop_after <= completed:
             end_training(self._config.folder, self._identity.rank, self._identity.world_size)
 

@@ -40,7 +40,8 @@ the training thread waited for a collective or a message to complete, a part of 
 which may lie anywhere in the step; and those of :data:`CORE_IN`, parts of stages and of none of the other waits."""
 
 DISTURBED: Final = 1
-"""Flag of a step during which this project itself was at work (profiler, compression): not to be compared."""
+"""Flag of a step during which this project itself (profiler, compression) or the script's own profiler was at work: not
+to be compared."""
 
 VALUE_BYTES: Final = 8
 

@@ -25,7 +25,7 @@ class RankEnd:
         "or nothing saw it: it was killed, or left by ``os._exit``.",
     ]
     is_cause: Annotated[bool, "Else it failed in consequence."]
-    steps: Annotated[int, "Steps that it completed; where it was killed, at least."]
+    steps: Annotated[int, "Steps that it completed; where it was killed, or left by ``os._exit``, at least."]
     error: Annotated[str | None, "Class of the exception."] = None
     message: Annotated[str | None, "What the exception says, without secrets."] = None
     file: Annotated[
@@ -33,6 +33,7 @@ class RankEnd:
     ] = None
     line: Annotated[int | None, "Line in the file."] = None
     function: Annotated[str | None, "The function there."] = None
+    counted: Annotated[bool, "Are these all its steps? Else it wrote their number before it ended."] = True
     exit_code: Annotated[int | None, "As torchrun saw it; negative: the signal."] = None
     ended_at: Annotated[str | None, "ISO 8601, UTC."] = None
 

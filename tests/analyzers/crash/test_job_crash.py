@@ -94,6 +94,11 @@ def headline(crash: Crash | None) -> str:
             id="sys.exit",
         ),
         pytest.param(
+            [{"exit_code": -15, "outcome": "finished"}, {"exit_code": 3}],
+            "rank 1 ended with exit code 3, after at least 31 steps",
+            id="os._exit, as the launcher saw it",
+        ),
+        pytest.param(
             [raised(CLOSED), {"outcome": "finished"}],
             "rank 1 ended before the others, after 31 steps; rank 0 failed in consequence",
             id="an end before the others",

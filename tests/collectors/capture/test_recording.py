@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 from perfscope import analyze
+from perfscope.analyzers.history.rank_history import read
 from perfscope.collectors import cpu
 from perfscope.recording.metadata import CaptureMetadata, load_launch, load_run
-from perfscope.recording.paths import LAUNCH_FILE, run_file, samples_file
+from perfscope.recording.paths import LAUNCH_FILE, run_file, samples_file, steps_file
 from perfscope.recording.vocabulary import (
     BACKWARD,
     COLLECTIVE_PREFIX,
@@ -278,6 +279,13 @@ def test_the_scripts_own_profiler_comes_first(
     run = recording.run()
     assert list(range(run.captures[0].first_step, run.captures[0].last_step + 1)) == recorded
     assert any(problem in each for each in run.problems)
+
+
+def test_steps_of_the_scripts_own_profiler_are_compared_with_no_others(tmp_path: Path) -> None:
+    """It runs in the first 6 iterations, and a capture is due after the second."""
+    recording = train(tmp_path / "r", "--profile", "0", "6", "--steps", "40", options=("--wait", "2", "--active", "2"))
+    steps = read(steps_file(recording.folder, 0))
+    assert {3, 4, 5} <= set(steps.number[steps.disturbed].tolist())
 
 
 def test_a_crash_keeps_the_completed_steps_and_the_exit_code(tmp_path: Path) -> None:
