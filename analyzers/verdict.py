@@ -27,6 +27,7 @@ from perfscope.analyzers.losses import (
 )
 from perfscope.analyzers.rank.steps import UNMARKED
 from perfscope.results.findings import Action, Finding, Obtained, Severity, plain
+from perfscope.results.history import EVALUATE_LESS
 from perfscope.results.rows import Verdict
 from perfscope.results.summary import Summary
 from perfscope.results.tables import Pipeline
@@ -167,11 +168,10 @@ def evaluate_less(alone: Sequence[int]) -> str:
     """What to do about evaluations that take most of the time; ``alone`` are the ranks that evaluate, where others do
     not.
     """
-    less = "Evaluate in fewer steps, or fewer batches."
     if not alone:
-        return less
+        return EVALUATE_LESS
     only = f"only {ranks_in_words(alone)} {'does' if len(alone) == 1 else 'do'}"
-    return f"Divide the evaluation among all ranks: {only}, and the others wait. {less}"
+    return f"Divide the evaluation among all ranks: {only}, and the others wait. {EVALUATE_LESS}"
 
 
 def _of_training(summary: Summary) -> Verdict:

@@ -11,9 +11,10 @@ from statistics import median
 from typing import Final
 
 from perfscope.analyzers.history.long_steps import period_of
+from perfscope.analyzers.history.steps_only import EVALUATES, evaluation_share
 from perfscope.analyzers.verdict import evaluate_less, evaluations, recoverable
 from perfscope.results.findings import Confidence
-from perfscope.results.history import STAGE_WORDS, History, HistoryStraggler, LongSteps
+from perfscope.results.history import EVALUATE_LESS, STAGE_WORDS, History, HistoryStraggler, LongSteps
 from perfscope.results.rows import StragglerRow, Verdict
 from perfscope.results.summary import Summary
 from perfscope.text import duration, percent, ranks_in_words
@@ -34,7 +35,16 @@ _SHORT: Final = 64
 
 def with_history(summary: Summary, history: History) -> Summary:
     """The summary of traces with the history of the whole run."""
-    summary = replace(summary, history=history)
+    summary = _with_run(replace(summary, history=history), history)
+    share = evaluation_share(history)
+    if share < EVALUATES or "evaluation" in summary.verdict.headline:
+        return summary
+    words = f"Over the whole run evaluations take {share:.0%} of the steps' time."
+    return replace(summary, verdict=_with_evaluations(summary.verdict, words, EVALUATE_LESS))
+
+
+def _with_run(summary: Summary, history: History) -> Summary:
+    """The summary with what the run's stragglers and long steps add to its verdict."""
     unseen = [row for row in history.stragglers if row.cost_share >= NOTICEABLE and not _is_seen(row, summary)]
     again = history.long_steps
     if again is not None and again.share >= NOTICEABLE and not unseen and not _are_seen(again, summary):

@@ -22,6 +22,9 @@ MODES: Final = ("captures", "trigger", "steps", "nvtx", "nsys")
 """What is recorded: captures as planned; captures when a step is slow or somebody asks; none unless somebody asks; only
 ranges for a profiler of the user's own; the same for Nsight Systems, which ``perfscope run`` starts itself."""
 
+ENOUGH: Final = 16
+"""Steps from which slow ones are found: there is a median to compare with."""
+
 ALWAYS_ON: Final = ("trigger", "steps")
 """Modes that time the phases of every step of the run."""
 

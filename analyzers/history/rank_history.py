@@ -170,6 +170,24 @@ def _steps_of(mine: list[PackedBlock], earlier: int) -> RankStepTimes:
     )
 
 
+def _loading_of_evaluations(steps: RankStepTimes) -> Float64:
+    """``stages_us`` with the batches of evaluations counted for these: what steps with one load for longer than the
+    others usually do.
+    """
+    if not {"dataloader", "evaluation"} <= {*steps.stages}:
+        return steps.stages_us
+    loading, evaluation = steps.stages.index("dataloader"), steps.stages.index("evaluation")
+    evaluates = steps.stages_us[:, evaluation] > 0
+    if not evaluates.any() or evaluates.all():
+        return steps.stages_us
+    usual = float(np.median(steps.stages_us[~evaluates, loading]))
+    moved = np.where(evaluates, np.maximum(steps.stages_us[:, loading] - usual, 0), 0)
+    stages_us: Float64 = steps.stages_us.copy()
+    stages_us[:, loading] -= moved
+    stages_us[:, evaluation] += moved
+    return stages_us
+
+
 def summarize_rank(file: RankFile, width: int) -> RankPartialHistory:
     """Read a file and reduce it; ``width`` is from :func:`bin_width`. Raises TraceError where the file has no step."""
     return reduce_steps(read(file.path), file, width)
@@ -178,7 +196,7 @@ def summarize_rank(file: RankFile, width: int) -> RankPartialHistory:
 def reduce_steps(steps: RankStepTimes, file: RankFile, width: int) -> RankPartialHistory:
     """Reduce what was read of ``file``."""
     used = ~steps.disturbed if not steps.disturbed.all() else np.ones(len(steps.number), dtype=bool)
-    step_us, stages_us, number = steps.step_us[used], steps.stages_us[used], steps.number[used]
+    step_us, stages_us, number = steps.step_us[used], _loading_of_evaluations(steps)[used], steps.number[used]
     count, outliers = _outliers(number, step_us, stages_us)
     median, p95, p99 = np.percentile(step_us, [50, 95, 99]).tolist()
     first, last = int(steps.number[0]), int(steps.number[-1])

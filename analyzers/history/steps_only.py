@@ -13,7 +13,7 @@ from typing import Final
 from perfscope._version import __version__
 from perfscope.recording.job import Job
 from perfscope.results.hang import Hang
-from perfscope.results.history import STAGE_WORDS, History, RankHistory
+from perfscope.results.history import EVALUATE_LESS, STAGE_WORDS, History, RankHistory
 from perfscope.results.notes import Note, collector_problems, ended, note
 from perfscope.results.rows import Failure, JobInfo, Replay, Utilisation, Verdict
 from perfscope.results.summary import Summary
@@ -21,6 +21,8 @@ from perfscope.text import duration
 
 NOTICEABLE: Final = 0.05
 """Share of the step from which a rank's excess, or data loading, is in the verdict."""
+EVALUATES: Final = 0.2
+"""Share of the run's time in evaluations from which they are in the verdict, as of those in traces."""
 _SHOWN: Final = 0.005
 """The same where nothing else is to be said: of a job without a data loader not that it takes 0 %."""
 
@@ -44,7 +46,9 @@ def summarize_steps(job: Job, history: History, failures: tuple[Failure, ...]) -
         unprofiled_step_us=slowest.median_us,
         hosts=tuple(dict.fromkeys(row.host for row in history.ranks if row.host)),
     )
-    verdict = Verdict(headline=_headline(history, slowest), healthy=False, first_action=_first_action(job, slowest))
+    verdict = Verdict(
+        headline=_headline(history, slowest), healthy=False, first_action=_first_action(job, history, slowest)
+    )
     return untraced_summary(job, info, verdict, _NO_TRACE, notes=tuple(_notes(job, history)), history=history)
 
 
@@ -121,6 +125,8 @@ def untraced_job(
 
 def _headline(history: History, slowest: RankHistory) -> str:
     step = f"Steps take {duration(slowest.median_us)} (median of {slowest.steps:,})"
+    if _evaluates(history):
+        return f"{step}; evaluations take {evaluation_share(history):.0%} of the steps' time."
     if history.stragglers:
         return f"{step}; {history.stragglers[0].in_words()}."
     first = history.slow_ranks[0] if history.slow_ranks else None
@@ -144,8 +150,21 @@ def _headline(history: History, slowest: RankHistory) -> str:
     return f"{step}; {loading}no step is an outlier."
 
 
-def _first_action(job: Job, slowest: RankHistory) -> str | None:
-    """How to get a trace."""
+def evaluation_share(history: History) -> float:
+    """Part of the steps' time in evaluations, of the rank that spends the most in them."""
+    return max((row.stages_us.get("evaluation", 0.0) / row.mean_us for row in history.ranks if row.mean_us), default=0)
+
+
+def _evaluates(history: History) -> bool:
+    """Are evaluations what takes the most, beside ranks that delay the others?"""
+    delayed = max((row.cost_share for row in history.stragglers), default=0.0)
+    return evaluation_share(history) >= max(EVALUATES, delayed)
+
+
+def _first_action(job: Job, history: History, slowest: RankHistory) -> str | None:
+    """How to get a trace; to evaluate less where that is most of it."""
+    if _evaluates(history):
+        return EVALUATE_LESS
     modes = {run.mode for run in job.runs.values()}
     if modes & {"nvtx", "nsys"}:
         return "Open the report of the profiler that recorded this run; PerfScope's ranges in it are named perfscope::."

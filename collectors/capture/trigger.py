@@ -14,7 +14,7 @@ from typing import Final
 
 from perfscope.collectors.agreement import LEAD_S, Board
 from perfscope.collectors.capture.schedule import CaptureSchedule
-from perfscope.collectors.config import CollectorConfig
+from perfscope.collectors.config import ENOUGH, CollectorConfig
 
 FEWEST_STEPS_AHEAD: Final = 2
 """Ranks that wait for each other are at most about a step apart."""
@@ -160,9 +160,6 @@ def next_slow(slow: list[int], first: int) -> int | None:
 
 WINDOW: Final = 64
 """Undisturbed steps that the median is taken of."""
-
-ENOUGH: Final = 16
-"""Steps from which there is a median to compare with."""
 
 FEW: Final = 3
 """Steps from which the shortest stands for all: the first ones take long, and too short an answer does no harm."""

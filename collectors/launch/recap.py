@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shlex
 from collections import Counter
@@ -9,10 +10,10 @@ from pathlib import Path
 from typing import Final
 
 from perfscope.collectors.agreement import Board
-from perfscope.collectors.config import ALWAYS_ON, FAILURES_FILE, CollectorConfig, RankSelection
+from perfscope.collectors.config import ALWAYS_ON, ENOUGH, FAILURES_FILE, CollectorConfig, RankSelection
 from perfscope.collectors.launch.failed import failed_ranks
 from perfscope.collectors.launch.nsys import reports
-from perfscope.recording.history import unpack
+from perfscope.recording.history import DISTURBED, PackedBlock, step_times_us, unpack
 from perfscope.recording.metadata import WITHOUT_OPTIMIZER, RunMetadata, load_run
 from perfscope.recording.paths import (
     BOOTSTRAP_FOLDER,
@@ -118,16 +119,20 @@ def _without_captures(config: CollectorConfig, runs: list[RunMetadata], of: str)
     size = byte_size(sum(steps_file(folder, run.rank).stat().st_size for run in runs if _steps_stored(folder, run)))
     lines = [f"recorded the step times of {of}: {plural(steps, 'step')}, {size} in {folder}"]
     if config.mode == "trigger":
-        lines.append(_slow_steps_without_capture(config))
+        lines.append(_slow_steps_without_capture(config, runs))
     return [*lines, next_line]
 
 
-def _slow_steps_without_capture(config: CollectorConfig) -> str:
+def _slow_steps_without_capture(config: CollectorConfig, runs: list[RunMetadata]) -> str:
     """Of a run whose slow steps were to start captures, and which has none."""
     try:
         plans = Board(config.folder, 0).look()
     except OSError:
         plans = []
+    slow = 0 if plans else max(_slow_steps(config, run) for run in runs)
+    if slow:
+        took = f"{plural(slow, 'step')} took {config.trigger:g}x the median or more"
+        return f"{took}, but the job ended before a capture could begin, so none was made"
     if not plans:
         return f"no step took {config.trigger:g}x the median, so no capture was made"
     first = plans[0].start + config.warmup
@@ -135,15 +140,34 @@ def _slow_steps_without_capture(config: CollectorConfig) -> str:
     return f"{plans[0].reason}: {steps} were to be recorded, but the job ended before, so no capture was made"
 
 
+def _slow_steps(config: CollectorConfig, run: RunMetadata) -> int:
+    """Steps of a rank, by the end of its history, that took as long as one that starts a capture, after the first ones,
+    which nothing is compared with.
+    """
+    times = [
+        us
+        for block in _last_blocks(config.folder, run)
+        for us, flags in zip(step_times_us(block), block.flags, strict=True)
+        if not flags & DISTURBED
+    ]
+    usual = sorted(times)[len(times) // 2] if len(times) > ENOUGH else math.inf
+    return sum(us >= config.trigger * usual for us in times[ENOUGH:])
+
+
 def _steps_stored(folder: Path, run: RunMetadata) -> int:
     """Steps in a rank's history, by its last block; a killed rank's metadata may be older."""
+    blocks = _last_blocks(folder, run)
+    return blocks[-1].first_step + blocks[-1].steps if blocks else 0
+
+
+def _last_blocks(folder: Path, run: RunMetadata) -> list[PackedBlock]:
+    """The end of a rank's history; empty without one."""
     try:
         with steps_file(folder, run.rank).open("rb") as file:
             file.seek(max(os.fstat(file.fileno()).st_size - _TAIL_BYTES, 0))
-            blocks = list(unpack(file.read()))
+            return list(unpack(file.read()))
     except OSError:
-        return 0
-    return blocks[-1].first_step + blocks[-1].steps if blocks else 0
+        return []
 
 
 def read_runs(folder: Path) -> list[RunMetadata]:

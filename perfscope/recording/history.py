@@ -115,6 +115,12 @@ def pack(block: Block) -> bytes:
     return _HEADER.pack(_MAGIC, zlib.crc32(_COVERED.pack(*covered) + payload), *covered) + payload
 
 
+def step_times_us(block: PackedBlock) -> list[int]:
+    """How long each step of a block took."""
+    column = block.columns[: VALUE_BYTES * block.steps]
+    return [int.from_bytes(column[step :: block.steps], "little") for step in range(block.steps)]
+
+
 def unpack(data: bytes) -> Iterator[PackedBlock]:
     """Every whole block of a file's bytes, in order; what is damaged in between is stepped over."""
     position = data.find(_MAGIC)

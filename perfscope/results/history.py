@@ -137,6 +137,9 @@ SEVERAL = "several"
 CORE = "core"
 """Instead of a stage: a straggler's thread waits for a core that is free."""
 
+EVALUATE_LESS = "Evaluate in fewer steps, or fewer batches."
+"""What to do where evaluations take much of the time."""
+
 STAGE_WORDS = {
     "dataloader": "loading data",
     "forward": "in the forward",

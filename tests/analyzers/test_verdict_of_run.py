@@ -13,7 +13,7 @@ from perfscope.analyzers.verdict_of_run import with_history
 from perfscope.recording.history import Block, pack
 from perfscope.recording.paths import steps_file
 from perfscope.results.findings import Confidence
-from perfscope.results.history import History, LongSteps
+from perfscope.results.history import History, LongSteps, RankHistory
 from perfscope.results.notes import note
 from perfscope.results.rows import Verdict
 from perfscope.results.summary import Summary
@@ -113,6 +113,20 @@ def test_long_steps_that_come_as_the_evaluations_do_are_evaluations(samples: Pat
     for steps, period in (((21, 25, 29, 37), 4), ((17, 19, 30), None)):  # other steps than these
         other = with_long_steps(summary, steps, period=period, share=0.5)
         assert "The recorded steps hold none of them" in other.headline
+
+
+@pytest.mark.parametrize(("share", "said"), [(0.6, True), (0.1, False)])
+def test_evaluations_of_the_run_that_were_not_recorded_are_named(samples: Path, share: float, said: bool) -> None:
+    alone = advised(samples / "slow_rank")
+    row = RankHistory(
+        rank=0, host="", attempt=0, earlier_steps=0, first_step=1, last_step=50, steps=50, disturbed_steps=0,
+        lost_steps=0, mean_us=1e5, median_us=1e4, p95_us=1e5, p99_us=1e5, max_us=1e5, outlier_steps=0, trend=None,
+        stages_us={"evaluation": share * 1e5, "other": (1 - share) * 1e5},
+    )  # fmt: skip
+    found = with_history(alone, History(ranks=(row,), bins=(), outliers=(), slow_ranks=())).verdict
+    words = " Over the whole run evaluations take 60% of the steps' time."
+    assert found.headline == alone.verdict.headline + words * said
+    assert found.first_action == alone.verdict.first_action
 
 
 def test_a_change_that_saves_more_than_the_long_steps_take_stays_first(samples: Path) -> None:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
-from perfscope.analyzers.history.steps_only import _headline
-from perfscope.results.history import History, RankHistory
+from perfscope.analyzers.history.steps_only import _first_action, _headline
+from perfscope.recording.metadata import RunMetadata
+from perfscope.results.history import EVALUATE_LESS, History, HistoryStraggler, RankHistory
 
 
 def rank(loading_us: float) -> RankHistory:
@@ -14,6 +19,22 @@ def rank(loading_us: float) -> RankHistory:
         lost_steps=0, mean_us=1e5, median_us=1e5, p95_us=1e5, p99_us=1e5, max_us=1e5, outlier_steps=0, trend=0.0,
         stages_us={"dataloader": loading_us, "other": 1e5 - loading_us},
     )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("evaluation_us", "delayed", "leads"), [(3e4, 0.0, True), (1e4, 0.0, False), (3e4, 0.4, False)]
+)
+def test_evaluations_that_take_much_of_the_time_are_named(evaluation_us: float, delayed: float, leads: bool) -> None:
+    own = replace(rank(0.0), stages_us={"evaluation": evaluation_us, "other": 1e5 - evaluation_us})
+    late = HistoryStraggler(
+        ranks=(0,), hosts=(), pattern="steady", stage="forward", stages_us={}, steps=100, share_of_steps=1.0,
+        first_step=1, last_step=100, excess_us=0.0, cost_us=1e5 * delayed, cost_share=delayed,
+    )  # fmt: skip
+    history = History(ranks=(own,), bins=(), outliers=(), slow_ranks=(), stragglers=(late,) * bool(delayed))
+    job: Any = SimpleNamespace(runs={0: RunMetadata(mode="steps")}, launch=None)
+    said = "Steps take 100 ms (median of 100); evaluations take 30% of the steps' time."
+    assert (_headline(history, own) == said) is leads
+    assert (_first_action(job, history, own) == EVALUATE_LESS) is leads
 
 
 @pytest.mark.parametrize(

@@ -201,6 +201,19 @@ def test_who_loads_longer_is_slow_and_who_waits_for_it_is_not(tmp_path: Path) ->
     )
 
 
+def test_batches_of_evaluations_are_the_evaluations(tmp_path: Path) -> None:
+    """Each fifth step of 10 ms, 2 of them loading, evaluates for 40, and draws batches for this for 30 more."""
+    steps = [step(number, ms=10, dataloader=2, forward=3) for number in range(40)]
+    steps[::5] = [step(number, ms=80, dataloader=32, forward=3, evaluation=40) for number in range(0, 40, 5)]
+    write(tmp_path / "a", steps)
+    row = summarize_rank(RankFile(0, "", tmp_path / "a"), 1).row
+    assert row.stages_us["dataloader"] == pytest.approx(2_000)
+    assert row.stages_us["evaluation"] == pytest.approx(8 * 70_000 / 40)
+    write(tmp_path / "b", steps[::5])
+    always = summarize_rank(RankFile(0, "", tmp_path / "b"), 1).row
+    assert always.stages_us["dataloader"] == pytest.approx(32_000)  # nothing shows what the training draws
+
+
 def test_few_steps_compare_no_ranks(tmp_path: Path) -> None:
     """4 ms of 20 are noise in 19 steps: ranks are compared from 20 on."""
     for few in (19, 20):

@@ -11,8 +11,8 @@ import pytest
 
 from perfscope.collectors.agreement import ABANDONED_S, PLANS_FILE, RECORD, Board, CapturePlan, ask, open_board
 from perfscope.collectors.capture.schedule import CaptureSchedule, Due
-from perfscope.collectors.capture.trigger import ENOUGH, EVERY, FEWEST_STEPS_AHEAD, SlowSteps, Trigger, next_slow
-from perfscope.collectors.config import CollectorConfig
+from perfscope.collectors.capture.trigger import EVERY, FEWEST_STEPS_AHEAD, SlowSteps, Trigger, next_slow
+from perfscope.collectors.config import ENOUGH, CollectorConfig
 from perfscope.recording.paths import BOOTSTRAP_FOLDER
 
 MS = 1_000_000

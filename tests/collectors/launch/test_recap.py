@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from perfscope.collectors.agreement import Board, open_board
 from perfscope.collectors.config import CollectorConfig
 from perfscope.collectors.launch.recap import _options_for, recap, recap_of_rank
-from perfscope.recording.history import Block, pack
+from perfscope.recording.history import DISTURBED, Block, pack
 from perfscope.recording.metadata import CaptureMetadata, ErrorMetadata, RunMetadata, StepsMetadata, save
 from perfscope.recording.paths import BOOTSTRAP_FOLDER, run_file, stacks_file, steps_file, trace_file
 
@@ -75,6 +75,19 @@ def test_a_slow_step_whose_capture_did_not_come_is_told_from_none(config: Collec
         "capture was made"
         if planned
         else "no step took 1.5x the median, so no capture was made"
+    )
+
+
+def test_slow_steps_of_a_job_that_ends_before_the_next_look_are_no_lack_of_them(config: CollectorConfig) -> None:
+    config = dataclasses.replace(config, mode="trigger", trigger=1.5)
+    leave(config, RunMetadata(rank=0, mode="trigger", outcome="finished"))
+    times = [10_000] * 40
+    times[3] = times[20] = times[30] = times[35] = 90_000
+    flags = bytes(DISTURBED if step == 35 else 0 for step in range(40))
+    steps_file(config.folder, 0).write_bytes(pack(Block(0, 0, 1_758_580_000_000_000_000, times, {}, flags)))
+    open_board(config.folder)
+    assert recap(config, 0)[1] == (
+        "2 steps took 1.5x the median or more, but the job ended before a capture could begin, so none was made"
     )
 
 
