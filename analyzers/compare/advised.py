@@ -16,6 +16,10 @@ AT_PACE: Final = 0.05
 """Straggler cost, as a share of the step, below which a rank is at its peers' pace: the threshold of the rule."""
 
 
+_RECORDED_AS: Final = {"ddp.no_sync": "gradient_accumulation.no_sync"}
+"""Setting of ``perfscope whatif`` -> its name in recordings, where that is another."""
+
+
 def finding_changes(baseline: Summary, candidate: Summary) -> tuple[FindingChange, ...]:
     """By rule, and stragglers by their ranks: first those that are gone, then the new ones, then the rest; empty where
     a recording has no trace.
@@ -169,7 +173,8 @@ def _verdict(predicted: Prediction | None, step: StepChange) -> str:
 
 def _others(changed: tuple[SettingChange, ...], advised: Mapping[str, str]) -> Iterator[str]:
     """Names of the other changes that may matter: settings and the job, not what follows from a setting."""
+    same = {*advised, *(_RECORDED_AS[name] for name in advised if name in _RECORDED_AS)}
     for change in changed:
-        follows = change.name in advised or change.name in FOLLOWS or change.about == "command"
+        follows = change.name in same or change.name in FOLLOWS or change.about == "command"
         if not follows and change.name != "hosts":
             yield change.name

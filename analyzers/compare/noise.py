@@ -246,8 +246,8 @@ def _why(baseline: StepSample, candidate: StepSample, *, confirmed: bool | None)
         return f"Low confidence: only {counts}; record at least {FEW_STEPS} of each, better 20.{odd}"
     if confirmed is False:
         return (
-            f"{counts} differ, but the steps of the same runs that were not profiled do not: the recorded steps are "
-            f"not typical. Record more steps, or several captures.{odd}"
+            f"{counts} differ, but the steps of the same runs that were not profiled do not, or not so: the "
+            f"recorded steps are not typical. Record more steps, or several captures.{odd}"
         )
     confirmation = "; the steps that were not profiled confirm it" if confirmed else ""
     return f"{counts}; 99% confidence{confirmation}.{odd}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import zip_longest
 from statistics import fmean
 from typing import Any, Final
 
@@ -31,6 +32,9 @@ FOLLOWS: Final = {
     "ddp.unused_parameter_size",
 }
 """Recorded with the settings, but results of other settings and of the model."""
+
+
+_SCRIPT: Final = ".py"
 
 
 def setting_changes(baseline: Summary, candidate: Summary) -> tuple[SettingChange, ...]:
@@ -110,17 +114,26 @@ def _is_known(job: JobInfo) -> bool:
 
 
 def _options(command: tuple[str, ...]) -> dict[str, str]:
-    """A command's options and their values: ``--batch 4 train.py`` is {"--batch": "4", "train.py": "given"}."""
+    """A command's options and their values, its script and the script's arguments: ``python train.py --batch 4 x`` is
+    {"script": "train.py", "--batch": "4", "arguments": "x"}. What comes before the script starts it.
+    """
     options: dict[str, str] = {}
-    words = list(command)
-    for place, word in enumerate(words):
-        follows = words[place + 1] if place + 1 < len(words) else ""
+    others: list[str] = []
+    takes_next = False
+    for word, follows in zip_longest(command, command[1:], fillvalue=""):
         if word.startswith("-"):
             name, equals, value = word.partition("=")
-            options[name] = value if equals else follows if follows and not follows.startswith("-") else "given"
-        elif place == 0 or not words[place - 1].startswith("-") or "=" in words[place - 1]:
-            options[word] = "given"
-    return options
+            takes_next = not equals and bool(follows) and not follows.startswith("-") and not follows.endswith(_SCRIPT)
+            options[name] = value if equals else follows if takes_next else "given"
+        elif takes_next:
+            takes_next = False
+        else:
+            others.append(word)
+    script = next((place for place, word in enumerate(others) if word.endswith(_SCRIPT)), -1)
+    named = {"arguments": others[script + 1 :]}
+    if script >= 0:
+        named = {"started by": others[:script], "script": [others[script]], **named}
+    return {**options, **{name: " ".join(these) for name, these in named.items() if these}}
 
 
 _PERTURBED: Final = 0.05

@@ -123,9 +123,11 @@ class StepChange(TimeChange):
 
     @property
     def unprofiled_differ(self) -> bool:
-        """Did the steps that were not profiled change by much, while nothing says whether the recorded ones did?"""
+        """Did the steps that were not profiled change by much, while the recorded ones did not, or not so, or nothing
+        says whether they did?
+        """
         before, after = self.baseline_unprofiled_us, self.candidate_unprofiled_us
-        if self.confirmed is not None or not before or not after:
+        if self.confirmed or not before or not after:
             return False
         return abs(after - before) >= max(_LARGE * before, self.floor_us)
 

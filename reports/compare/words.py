@@ -119,9 +119,12 @@ def headline(comparison: Comparison, difference: Difference) -> str:
     step, label = difference.step, comparison.runs[difference.candidate].label
     if step.verdict == "unknown":
         return f"{label} has too few steps to judge: the step time {_changed(difference)}."
+    unprofiled = _unprofiled(step)
+    if step.confirmed is False and unprofiled:
+        return f"Not certain: the recorded step time of {label} {_changed(difference)}, but {unprofiled}."
     if step.confirmed is False:
         return f"Within noise: the step time of {label} {_changed(difference)}, but unprofiled steps do not confirm it."
-    if step.verdict == "same" and (unprofiled := _unprofiled(step)):
+    if step.verdict == "same" and unprofiled:
         return f"Not certain: the recorded steps of {label} show no difference, but {unprofiled}."
     if step.verdict == "same" and step.uncertain:
         return (

@@ -115,6 +115,40 @@ def test_other_changes_are_named_beside() -> None:
     assert check.also_changed == ("ddp.bucket_cap_mb",)
 
 
+def test_what_a_setting_is_called_in_recordings_is_no_other_change() -> None:
+    baseline, finding = _before(), _before().findings[0]
+    baseline = replace(
+        baseline,
+        findings=(replace(finding, whatif={"ddp.no_sync": "true"}),),
+        job=replace(baseline.job, settings={"gradient_accumulation": {"no_sync": False}}),
+    )
+    candidate = _after(85.0, workers=0, settings={"gradient_accumulation": {"no_sync": True}})
+    changed = setting_changes(baseline, candidate)
+    assert "gradient_accumulation.no_sync" in {change.name for change in changed}
+    (check,) = prediction_checks(baseline, candidate, step_change(baseline, candidate), changed)
+    assert check.also_changed == ()
+
+
+@pytest.mark.parametrize(
+    ("command", "options"),
+    [
+        ("python train.py 5", {"started by": "python", "script": "train.py", "arguments": "5"}),
+        ("torchrun --nproc-per-node 2 train.py --batch=4 flat x", {
+            "--nproc-per-node": "2", "started by": "torchrun", "script": "train.py", "--batch": "4",
+            "arguments": "flat x",
+        }),
+        ("torchrun --standalone train.py --fast", {
+            "--standalone": "given", "started by": "torchrun", "script": "train.py", "--fast": "given",
+        }),
+        ("python -m train", {"-m": "train", "arguments": "python"}),
+    ],
+)  # fmt: skip
+def test_a_script_and_its_arguments_are_no_options(command: str, options: dict[str, str]) -> None:
+    nothing, some = _after(85.0, command=()), _after(85.0, command=tuple(command.split()))
+    changed = {each.name: each.candidate for each in setting_changes(nothing, some) if each.about == "command"}
+    assert changed == options
+
+
 def test_another_value_than_advised_is_compared_with_a_prediction_of_its_own() -> None:
     (unasked,) = _tried(_after(85.0, workers=8))
     assert (unasked.as_advised, unasked.verdict, unasked.predicted_us) == (False, "not judged", None)

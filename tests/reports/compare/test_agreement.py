@@ -103,6 +103,18 @@ def test_unprofiled_steps_that_differ_leave_it_open() -> None:
     )
 
 
+def test_unprofiled_steps_that_change_the_other_way_are_no_noise() -> None:
+    comparison = compare(healthy(), healthy())
+    (difference,) = comparison.differences
+    step = replace(difference.step, baseline_us=30e3, candidate_us=39e3, confirmed=False)
+    assert words.headline(comparison, replace(difference, step=step)).startswith("Within noise: ")
+    step = replace(step, baseline_unprofiled_us=25e3, candidate_unprofiled_us=15e3)
+    assert words.headline(comparison, replace(difference, step=step)) == (
+        f"Not certain: the recorded step time of {comparison.runs[1].label} changed from 30.0 ms to 39.0 ms, but "
+        "unprofiled steps changed from 25.0 ms to 15.0 ms."
+    )
+
+
 def test_several_candidates_are_named_with_what_they_are(summaries: dict[str, Summary]) -> None:
     comparison = compare(*(summaries[name] for name in ("plain", "straggler", "half the batch")))
     assert [difference.step.verdict for difference in comparison.differences] == ["slower", "faster"]
