@@ -28,6 +28,7 @@ from perfscope.analyzers.losses import (
 from perfscope.analyzers.rank.steps import UNMARKED
 from perfscope.results.findings import Action, Finding, Obtained, Severity, plain
 from perfscope.results.history import EVALUATE_LESS
+from perfscope.results.notes import Note
 from perfscope.results.rows import Verdict
 from perfscope.results.summary import Summary
 from perfscope.results.tables import Pipeline
@@ -134,6 +135,9 @@ def verdict(summary: Summary) -> Verdict:
         slow = f"{ranks_in_words(effect.ranks)} {'is' if len(effect.ranks) == 1 else 'are'} slow"
         words = f"That {slow} in the recorded steps is an effect of profiling: other steps are too short for it."
         found = replace(found, headline=f"{found.headline} {words}", healthy=False)
+    long = _long_steps(summary)
+    if long is not None and long.text not in found.headline and long.values["share"] > recoverable(summary):
+        found = replace(found, headline=f"{found.headline} {long.text}", healthy=False)
     left_out = evaluations(summary)
     share = left_out.get("share", 0.0)
     if share < LARGE:
@@ -147,6 +151,12 @@ def verdict(summary: Summary) -> Verdict:
         return replace(found, headline=f"{found.headline} {about}", healthy=False)
     headline = f"{about} Of the others: {lower_first(found.headline)}"
     return replace(found, headline=headline, healthy=False, first_action=evaluate_less(left_out.get("alone", [])))
+
+
+def _long_steps(summary: Summary) -> Note | None:
+    """The note on steps that take far longer than the others, where that is much of the recorded time."""
+    kinds = ("long_step", "long_steps")
+    return next((note for note in summary.notes if note.kind in kinds and note.values["share"] >= LARGE), None)
 
 
 def evaluations(summary: Summary) -> Mapping[str, Any]:

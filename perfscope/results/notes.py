@@ -25,9 +25,9 @@ SENTENCES: Final[Mapping[str, str]] = {
     "before, which is not recorded. If data loader workers are slower than the training, later steps wait, too, once "
     "the batches in their queue are used up. A recording of more steps shows it.",
     "long_step": "Step {steps:list} takes {times:.1f} times as long as the others: {share:.0%} of the recorded time, "
-    "most of it {category}. Evaluating, saving a checkpoint or compiling in a step does that.",
+    "most of it {category}. Evaluating, saving a checkpoint, compiling or collecting samples in a step does that.",
     "long_steps": "Steps {steps:list} take {times:.1f} times as long as the others: {share:.0%} of the recorded time, "
-    "most of it {category}. Evaluating, saving a checkpoint or compiling in a step does that.",
+    "most of it {category}. Evaluating, saving a checkpoint, compiling or collecting samples in a step does that.",
     "long_step_of_loading": "Step {steps:list} takes {times:.1f} times as long as the others: {share:.0%} of the "
     "recorded time, most of it in waiting for a batch that took longer to load.",
     "long_steps_of_loading": "Steps {steps:list} take {times:.1f} times as long as the others: {share:.0%} of the "

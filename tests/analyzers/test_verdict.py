@@ -95,6 +95,18 @@ def test_waiting_for_a_rank_that_is_slow_by_profiling_alone_is_no_loss_of_the_jo
     assert not verdict.healthy
 
 
+@pytest.mark.parametrize(
+    ("share", "idle_us", "said"), [(0.6, 30_000, True), (0.25, 30_000, False), (0.1, 30_000, False)]
+)
+def test_steps_that_take_most_of_the_time_are_named_beside_a_smaller_loss(
+    share: float, idle_us: float, said: bool
+) -> None:
+    long = note("steps", "long_steps", steps=[8, 12], times=8.2, share=share, category="host time")
+    case = context(breakdown(0, idle_sync=idle_us))
+    verdict = judged(dataclasses.replace(case, summary=dataclasses.replace(case.summary, notes=(long,))))
+    assert verdict.headline == judged(case).headline + f" {long.text}" * said
+
+
 def test_a_large_loss_without_a_rule_is_not_called_healthy():
     verdict = judged(context(breakdown(0, idle_sync=30_000)))
     assert not verdict.healthy

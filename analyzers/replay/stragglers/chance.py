@@ -4,7 +4,8 @@ Small losses only are looked at so: what costs the job a twentieth of its time i
 vary by as much: each of two ranks that vary costs the other something. Below that a rank is slow where it is above its
 peers by so much more than its noise that the mean of so many steps is no chance, or where it is far above them in
 several steps, and in more than others are. In a few steps once is often enough, and less of a difference: whether it
-comes again they do not show.
+comes again they do not show. Where some of a few steps take far longer on every rank (a loop that collects samples
+every so many steps), what varies in these is more than other steps take: what a rank costs in them is looked at, too.
 """
 
 from __future__ import annotations
@@ -44,6 +45,9 @@ _OFTEN: Final = 1 / 6
 _OFTENER: Final = 2.0
 """And more than so many times as many as of another rank."""
 
+_LONG: Final = 2.0
+"""Times the usual from which a step is long that takes the quickest rank as much."""
+
 _CHANCE: Final = 0.01
 """How likely it may be that only some ranks of all are slow in so many steps where each might be."""
 
@@ -68,6 +72,25 @@ def least_told_ns(own_ns: Int64, step_ns: float) -> float:
 def rests_on_one_step(saved_ns: Int64, noise_ns: float) -> bool:
     """Do many steps save no more than noise without the one that saves the most? ``saved_ns``: of each used step."""
     return len(saved_ns) >= MANY_STEPS and float(saved_ns.sum() - saved_ns.max()) < noise_ns * (len(saved_ns) - 1)
+
+
+def rests_on_long_steps(saved_ns: Int64, own_ns: Int64, step_ns: float) -> bool:
+    """Do a few steps save little without those that take far longer on every rank? ``saved_ns``: of each used step;
+    ``own_ns``: own time of the peers [rank, used step].
+    """
+    least = own_ns.min(axis=0)
+    is_long = least >= _LONG * max(float(np.median(least)), 1.0)
+    if len(saved_ns) >= MANY_STEPS or not is_long.any():
+        return False
+    return float(saved_ns[~is_long].sum()) < LARGE * step_ns * len(saved_ns)
+
+
+def by_same_share(line: int, own_ns: Int64) -> bool:
+    """Is one of some peers slower by much the same share of each step, long or not, so that it is no chance?"""
+    usual = np.maximum(np.median(own_ns, axis=0), 1.0)
+    share = over_others(own_ns)[line] / usual
+    error = float(share.std(ddof=1)) / math.sqrt(len(share))
+    return bool(share.mean() >= max(_SURE * error, LARGE))
 
 
 def by_chance(line: int, views: Iterable[Int64], step_ns: float) -> bool:

@@ -29,7 +29,13 @@ from perfscope.analyzers.job.collectives.matched import MatchedCollectives
 from perfscope.analyzers.replay.engine import ReplayResult
 from perfscope.analyzers.replay.schedules import RecordedSchedules
 from perfscope.analyzers.replay.stragglers.causes import Causes
-from perfscope.analyzers.replay.stragglers.chance import by_chance, least_told_ns, rests_on_one_step
+from perfscope.analyzers.replay.stragglers.chance import (
+    by_chance,
+    by_same_share,
+    least_told_ns,
+    rests_on_long_steps,
+    rests_on_one_step,
+)
 from perfscope.analyzers.replay.stragglers.hiding import CANDIDATES, Hiding
 from perfscope.analyzers.replay.stragglers.in_turn import Turns
 from perfscope.analyzers.replay.stragglers.own_time import LARGE, excess_apart, most_apart
@@ -224,14 +230,17 @@ class _Search:
         """
         peers, own = next((peers, own) for peers, own in self._paced.own if rank in peers.ranks)
         step_ns = self._paced.result.step_ns
-        if saved.mean() >= least_told_ns(own, step_ns):
+        in_long = rests_on_long_steps(saved, own, step_ns)
+        if saved.mean() >= least_told_ns(own, step_ns) and not in_long:
             return False
         if rests_on_one_step(saved, self._paced.noise):
             return True
         rows = peers.rows_ns[:, self._paced.recorded.used]
         of_cause = [int(category) for category, name in CAUSES.items() if name == cause]
-        views = (own, rows[:, :, of_cause].sum(axis=2), *self._paced.parts_of(peers))
-        return by_chance(peers.line_of(rank), views, step_ns)
+        line, views = peers.line_of(rank), [own, rows[:, :, of_cause].sum(axis=2)]
+        if in_long:  # of the many parts of a long step some differ by much in one of them
+            return by_chance(line, views, step_ns) and not any(by_same_share(line, view) for view in views)
+        return by_chance(line, [*views, *self._paced.parts_of(peers)], step_ns)
 
 
 def _slow_stages(

@@ -5,7 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from perfscope.analyzers.replay.stragglers.chance import are_few, by_chance, least_told_ns, rests_on_one_step
+from perfscope.analyzers.replay.stragglers.chance import (
+    are_few,
+    by_chance,
+    by_same_share,
+    least_told_ns,
+    rests_on_long_steps,
+    rests_on_one_step,
+)
 from perfscope.trace.trace import Int64
 
 STEP_NS = 100_000_000
@@ -46,6 +53,21 @@ def test_of_a_few_steps_a_mean_within_their_noise_is_chance() -> None:
     assert np.mean([by_chance(1, [times], STEP_NS) for times in slow]) < 0.2
     assert not by_chance(1, [with_delay(own(6, 2, noise=0.005), 1, slice(None), 0.03)], STEP_NS)
     assert not by_chance(1, [own(3, 2, noise=0.03)], STEP_NS)  # how much three steps vary they hardly show
+
+
+def test_what_one_of_two_ranks_takes_longer_in_a_few_long_steps_is_looked_at() -> None:
+    """Two of eight steps take 6 times as long on both ranks, which vary by a fifth there and by more in short ones."""
+    own_ms = np.array([[54.1, 3.1, 7.5, 10.0, 69.5, 6.4, 3.3, 3.6], [46.0, 9.9, 5.6, 4.2, 64.6, 6.1, 3.7, 5.0]])
+    times, saved = (np.asarray(ms * 1e6, np.int64) for ms in (own_ms, np.array([8.1, 0, 1.1, 3.0, 3.4, 0, 0, 0])))
+    assert rests_on_long_steps(saved, times, 21e6)
+    assert not by_same_share(0, times)
+    slow = times.copy()
+    slow[0] = 1.3 * times[1]
+    assert by_same_share(0, slow)
+    assert not rests_on_long_steps(saved + 2_000_000, times, 21e6)  # it costs much in the other steps, too
+    assert not rests_on_long_steps(saved, own(8, 2), 21e6)  # no step is long on both
+    alone = with_delay(own(8, 2), 0, [0, 4], 1.0)
+    assert not rests_on_long_steps(alone[0] - alone[1], alone, STEP_NS)  # one that is long on one rank is that rank's
 
 
 def test_what_comes_to_another_rank_as_often_is_chance() -> None:
