@@ -443,7 +443,8 @@ def _first_action(finding: Finding, summary: Summary) -> str:
 def _change(action: Action) -> str:
     """The change as one sentence: the setting with its new value where that is one word, else the instructions."""
     new = action.new
-    if new is None or new == action.old or new == "used" or (" " in new and "…" not in action.setting):
+    phrase = " " in (new or "") or (" " in (action.old or "") and new != "set")
+    if new is None or new == action.old or new == "used" or (phrase and "…" not in action.setting):
         first = plain(action.how).split("\n")[0]
         return f"{first.removesuffix(':')}." if first.endswith(":") else first  # its code is in the ranked list
     if "…" in action.setting:

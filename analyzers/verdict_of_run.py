@@ -126,7 +126,7 @@ def _with_long_steps(summary: Summary, again: LongSteps) -> Verdict:
     leads = large or verdict.healthy or not verdict.first_action
     headline = f"{words}. The recorded steps hold none of them"
     of_recorded = f"{verdict.headline.removesuffix('.').partition('. ')[0]}."
-    headline = f"{headline}: {of_recorded}" if leads else f"{verdict.headline} {headline}."
+    headline = f"{headline}. They show: {of_recorded}" if leads else f"{verdict.headline} {headline}."
     return replace(verdict, headline=headline, healthy=False, first_action=look if leads else verdict.first_action)
 
 

@@ -70,7 +70,7 @@ def _named(blocked: Sequence[BlockedOp], roots: Roots, stacks: Stacks) -> _Named
     if elsewhere != ranks and (elsewhere or _outside(by_stack)):
         ranks = elsewhere or _outside(by_stack)
         return _Named(
-            ranks, "medium", "the stacks show that only they wait in no communication", by_stack=not elsewhere
+            ranks, "medium", "the stacks show that all but they wait in communication", by_stack=not elsewhere
         )
     if ranks:
         return _sure(blocked, roots)
@@ -79,7 +79,8 @@ def _named(blocked: Sequence[BlockedOp], roots: Roots, stacks: Stacks) -> _Named
         return _Named(roots.outvoted, "medium", reason, skipped=True)
     outside = _outside(by_stack)
     if outside:
-        return _Named(outside, "medium", "the other ranks' stacks are in communication, theirs are not", by_stack=True)
+        reason = "the stacks of the other ranks are in communication, those of the named ones are not"
+        return _Named(outside, "medium", reason, by_stack=True)
     if any(op.undecided for op in blocked):
         reason = "ranks issued different operations under one number, and as many issued the one as the other"
     elif roots.cycles:

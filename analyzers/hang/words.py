@@ -30,7 +30,10 @@ def _cause(hang: Hang) -> str:
         where = f"at {_collective(hang)}; " if hang.collective else ""
         return f"{where}the data does not show which rank is the cause ({hang.reason})"
     if not hang.collective:
-        return f"{ranks} {_verb(hang.missing_ranks, 'is', 'are')} in no communication, in which the other ranks wait"
+        site = next((site for site in hang.call_sites if site.missing and site.source == "stack"), None)
+        where = f"in {site.function}" if site is not None and {*hang.missing_ranks} <= {*site.ranks} else "elsewhere"
+        are, them = _verb(hang.missing_ranks, "is", "are"), _verb(hang.missing_ranks, "it", "them")
+        return f"{ranks} {are} {where}, and the other ranks wait for {them} in communication"
     kinds = {seen.evidence for seen in hang.last_seen}
     did = "issued another operation than" if "issued another operation" in kinds else "did not join"
     waiting = f"; {ranks_in_words(hang.waiting_ranks)} {_verb(hang.waiting_ranks, 'waits', 'wait')} there"

@@ -185,5 +185,5 @@ def _why_no_peak(names: tuple[str, ...], peaks: DevicePeaks | None, model: Flops
 
 def _why_no_flops(result: AlignedJob) -> str:
     if not any(partial.has_shapes for partial in result.partials.values()):
-        return "operator shapes were not recorded; record with shapes (perfscope run records them)"
+        return "operator shapes were not recorded (perfscope run records them unless --no-shapes is given)"
     return "no matrix product was recognised in the used steps"

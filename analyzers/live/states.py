@@ -6,7 +6,7 @@ import os
 import signal
 import socket
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import field
 from typing import Final
 
@@ -125,7 +125,7 @@ def job_state(
     """One of ``STATES``, and why."""
     code = facts.launch.exit_code if facts.launch is not None else None
     if code is not None:
-        also = f"; {lost_in_words(lost)}" if lost and code else ""
+        also = f"; {lost_in_words(lost, hangs)}" if lost and code else ""
         return (ENDED if code == 0 else FAILED), f"the job has ended: {exit_in_words(code)}{also}"
     known = any(each.last_step >= 0 for each in steps.ranks.values())
     if not known:
@@ -138,7 +138,9 @@ def job_state(
     if (facts.launch is None or facts.launch.ended) and outcomes and outcomes <= {"finished"}:
         return ENDED, "all ranks have finished"
     if facts.launch is not None and facts.launch.ended:
-        return (FAILED if lost else ENDED), f"the recording has ended{f': {lost_in_words(lost)}' if lost else ''}"
+        return (
+            FAILED if lost else ENDED
+        ), f"the recording has ended{f': {lost_in_words(lost, hangs)}' if lost else ''}"
     if age_s is not None and age_s > silent_s:
         seconds = duration(age_s * 1e6)
         if lost:
@@ -150,9 +152,14 @@ def job_state(
     return RUNNING, "running"
 
 
-def lost_in_words(lost: Mapping[int, str]) -> str:
-    """``rank 1 is gone (killed, or crashed) and ranks 0, 2 failed``; of ``gone`` and ``failed`` ranks."""
-    gone = [rank for rank, how in lost.items() if how == "gone"]
+def lost_in_words(lost: Mapping[int, str], hangs: Collection[int] = ()) -> str:
+    """``rank 1 is gone (killed, or crashed) and ranks 0, 2 failed``; of ``gone`` and ``failed`` ranks. Those of the
+    gone ones in ``hangs`` wrote stacks before, as they stood still.
+    """
+    stood = [rank for rank, how in lost.items() if how == "gone" and rank in hangs]
+    gone = [rank for rank, how in lost.items() if how == "gone" and rank not in hangs]
     failed = [rank for rank, how in lost.items() if how != "gone"]
     parts = [f"{ranks_in_words(gone)} {'is' if len(gone) == 1 else 'are'} gone (killed, or crashed)"] if gone else []
+    if stood:
+        parts.insert(0, f"{ranks_in_words(stood)} stood still (and wrote stacks)")
     return " and ".join([*parts, *([f"{ranks_in_words(failed)} failed"] if failed else [])])

@@ -187,7 +187,7 @@ class HistoryStraggler:
         if self.period is not None:
             often = f"in one of every {self.period:,} steps"
         if self.pattern == "rotating":
-            return f"{often} another rank is late {STAGE_WORDS[self.stage]}: waiting for it {cost}"
+            return f"ranks are late in turn {STAGE_WORDS[self.stage]}, {often}: waiting for them {cost}"
         host = f" ({self.hosts[0]})" if len(self.ranks) > 1 and self.hosts else ""
         one = len(self.ranks) == 1
         when = "" if self.pattern == "steady" and self.share_of_steps >= 0.5 else f" {often}"

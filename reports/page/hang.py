@@ -18,7 +18,7 @@ _EVIDENCE: Final = {
     "no dump": "left no dump; all other ranks came",
     "no entries": "left a dump without entries; all other ranks came",
     "issued another operation": "issued something else under the same number",
-    "stack": "its stack is in no communication",
+    "stack": "its stack shows no communication",
 }
 
 

@@ -162,7 +162,7 @@ def _some_took_longer(job: JobInfo) -> str:
     """
     if not known(job.unprofiled_step_us) or job.unprofiled_step_us < (1 + _LONGER) * job.step_time_us:
         return ""
-    return f" in the median; {duration(job.unprofiled_step_us)} is the mean of the others, some of which took longer"
+    return f" in the median; unprofiled steps take {duration(job.unprofiled_step_us)} on the mean, as some took longer"
 
 
 def since(summary: Summary) -> str:

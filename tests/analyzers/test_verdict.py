@@ -372,6 +372,8 @@ def test_the_first_finding_is_the_headline_and_its_setting_the_first_action():
         ("--overlap-grad-reduce", "not set", "set", "Set --overlap-grad-reduce (now not set)."),
         ("DistributedDataParallel.no_sync()", "not used", "used", "As it is written."),
         ("FSDP units", "48 gathers per step", "larger units", "As it is written."),
+        ("gradient all-reduce", "one for each parameter", "DistributedDataParallel", "As it is written."),
+        ("cores per rank", "1", "6 or more", "As it is written."),
     ],
 )
 def test_the_first_action_names_the_value_or_how_to_set_it(setting, old, new, instruction):

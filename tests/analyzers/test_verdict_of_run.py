@@ -83,7 +83,7 @@ def test_pauses_that_the_recorded_steps_do_not_hold_lead_the_verdict(samples: Pa
     assert again.share == pytest.approx(8 * 0.95 / (8 + 192 * 0.05), rel=0.01)
     told = again.in_words()
     assert summary.verdict.headline == (
-        f"{told[0].upper()}{told[1:]}. The recorded steps hold none of them: {alone.headline}"
+        f"{told[0].upper()}{told[1:]}. The recorded steps hold none of them. They show: {alone.headline}"
     )
     assert summary.verdict.first_action is not None
     assert "--active 25" in summary.verdict.first_action
@@ -136,4 +136,4 @@ def test_a_change_that_saves_more_than_the_long_steps_take_stays_first(samples: 
     assert behind.headline.startswith(summary.verdict.headline)
     assert behind.first_action == summary.verdict.first_action
     before = with_long_steps(summary, (20, 24, 28, 36), period=4, share=0.9)
-    assert before.headline.endswith(f"The recorded steps hold none of them: {summary.verdict.headline}")
+    assert before.headline.endswith(f"The recorded steps hold none of them. They show: {summary.verdict.headline}")

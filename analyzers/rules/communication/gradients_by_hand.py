@@ -29,8 +29,8 @@ _WRAPPED: Final = {"ddp", "fsdp", "zero1", "zero2", "zero3", "tensor", "pipeline
 """Strategies that reduce gradients themselves."""
 
 LET_DDP: Final = (
-    "DDP averages the gradients in loss.backward(): take the loop of all_reduce calls out, and before the training "
-    "loop:\n"
+    "DDP averages the gradients in loss.backward(): take the loop of all_reduce calls out, and wrap the model before "
+    "the training loop:\n"
 ) + code("python", "model = torch.nn.parallel.DistributedDataParallel(model)")
 _ACCUMULATED: Final = "\nAll micro-batches but the last run under `with model.no_sync():`, forward and backward."
 _AT_ONCE: Final = "Reduce all gradients at once, in place of the loop of all_reduce calls:\n"

@@ -164,7 +164,7 @@ def _action(job: RuleContext, case: _Crowded) -> Action:
         shared += plural(case.cores, "core")
         if not _keep_up(job, case, each):
             return Action(
-                setting="cores per rank", old=f"{case.cores / ranks:.3g}", new=f"{now + 1}",
+                setting="cores per rank", old=f"{case.cores / ranks:.3g}", new=f"{now + 1} or more",
                 how=f"{shared}, and fewer workers would load too slowly. Use fewer ranks per host, a host with more "
                 "cores, or make a batch cheaper to load (decode or tokenize ahead of time).",
             )  # fmt: skip

@@ -101,8 +101,8 @@ def _hidden(job: RuleContext) -> Finding | None:
     ranks = tuple(row.rank for row in pace.rows)
     return job.finding(
         RULE,
-        f"Workers take as long for a batch as the step takes on {_ranks(list(pace.rows), job)}; waits for cores hide "
-        "how much of it that blocks",
+        f"Loader workers take as long for a batch as a step takes on {_ranks(list(pace.rows), job)}; threads wait for "
+        "cores meanwhile, so how long steps wait for batches is not known",
         recoverable,
         evidence=(
             *known("time to load one batch on one worker", worst.batch_us, "us", (worst.rank,)),

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from perfscope.analyzers.hang.answer import find_hang
+from perfscope.analyzers.hang.words import verdict
 from perfscope.analyzers.readers.flight import Frame
 from perfscope.analyzers.readers.stacks import ThreadStack
 from perfscope.results.hang import Hang
@@ -223,3 +225,9 @@ def test_stacks_alone_show_who_waits_in_no_communication() -> None:
     assert (hang.missing_ranks, hang.group) == ((1,), None)
     assert (hang.call_sites[0].file, hang.call_sites[0].line) == ("data.py", 7)
     assert hang.call_sites[1].ranks == (0, 2)
+    assert verdict(hang).headline == (
+        "The job stands still: rank 1 is in read, and the other ranks wait for it in communication."
+    )
+    assert verdict(replace(hang, call_sites=())).headline == (
+        "The job stands still: rank 1 is elsewhere, and the other ranks wait for it in communication."
+    )

@@ -37,6 +37,16 @@ def test_evaluations_that_take_much_of_the_time_are_named(evaluation_us: float, 
     assert (_first_action(job, history, own) == EVALUATE_LESS) is leads
 
 
+def test_ranks_that_are_late_in_turn_are_told_so() -> None:
+    late = HistoryStraggler(
+        ranks=(0, 1), hosts=(), pattern="rotating", stage="backward", stages_us={}, steps=90, share_of_steps=0.9,
+        first_step=1, last_step=100, excess_us=5e4, cost_us=5e4, cost_share=0.49,
+    )  # fmt: skip
+    assert late.in_words() == (
+        "ranks are late in turn in the backward, in 90% of the steps: waiting for them costs 49% of the time"
+    )
+
+
 @pytest.mark.parametrize(
     ("loading_us", "said"),
     [

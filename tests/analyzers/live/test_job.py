@@ -283,6 +283,8 @@ def test_a_process_that_left_its_hosts_samples_is_gone(recorded: Recorded) -> No
     state = after(watched, 6)
     assert state.state == "failed"
     assert "exit code 1; rank 1 is gone (killed, or crashed) and rank 0 failed" in state.reason
+    stacks_file(recorded.folder, 1).write_text("stacks")
+    assert "exit code 1; rank 1 stood still (and wrote stacks) and rank 0 failed" in after(watched, 7).reason
 
 
 def test_a_process_of_this_host_that_is_gone_is_found_without_samples(recorded: Recorded) -> None:
