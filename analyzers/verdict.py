@@ -41,8 +41,9 @@ LARGE: Final = 0.20
 NAMED: Final = 0.10
 """From this share of the step a loss without a known change is named beside a smaller one with one."""
 
-EVALUATES: Final = 0.5
-"""From this share of the recorded time in steps with an evaluation, which are left out, these come first."""
+MOST_OF_TIME: Final = 0.5
+"""From this share of the recorded time in steps with an evaluation, which are left out, these come first; in other
+steps that take far longer than most, they are named."""
 
 _SERIOUS: Final = (Severity.HIGH, Severity.MEDIUM)
 """Findings that the verdict is about."""
@@ -146,7 +147,7 @@ def verdict(summary: Summary) -> Verdict:
     often, others = len(left_out["steps"]), len(summary.job.steps)
     # Beyond what their training takes, which the other steps show, against what may be saved of the training.
     added = share - often * (1 - share) / others if others else 0.0
-    is_most = share >= EVALUATES or (added >= NAMED and added >= (1 - share) * recoverable(summary))
+    is_most = share >= MOST_OF_TIME or (added >= NAMED and added >= (1 - share) * recoverable(summary))
     if not is_most or often < _OFTEN:
         return replace(found, headline=f"{found.headline} {about}", healthy=False)
     headline = f"{about} Of the others: {lower_first(found.headline)}"
@@ -154,9 +155,9 @@ def verdict(summary: Summary) -> Verdict:
 
 
 def _long_steps(summary: Summary) -> Note | None:
-    """The note on steps that take far longer than the others, where that is much of the recorded time."""
+    """The note on steps that take far longer than the others, where that is most of the recorded time."""
     kinds = ("long_step", "long_steps")
-    return next((note for note in summary.notes if note.kind in kinds and note.values["share"] >= LARGE), None)
+    return next((note for note in summary.notes if note.kind in kinds and note.values["share"] >= MOST_OF_TIME), None)
 
 
 def evaluations(summary: Summary) -> Mapping[str, Any]:
