@@ -38,7 +38,10 @@ BEYOND_NOISE: Final = 0.15
 """From this share of the step the cost is not noise, whatever the other ranks cost."""
 
 FEWEST: Final = 3
-"""Steps from which a rank is called a straggler: what is late in one or two may have been so by accident."""
+FEWEST_ON_DEVICES: Final = 2
+"""Steps from which a rank is called a straggler: what is late in one, or in two where ranks share cores, may have been
+so by accident. Not so kernels that take longer on one device, or transfers over one link: a step has hundreds."""
+_HUNDREDS: Final = ("compute", "link")
 
 MORE_WORK: Final = 0.05
 """Relative difference in FLOPs from which a rank has other work than its peers."""
@@ -113,7 +116,7 @@ def evaluate(job: RuleContext) -> Finding | None:
     work = None if operator is not None and operator.is_own_work else _work_over_peers(job, worst)
     if work is not None and work - 1 >= max(MORE_WORK, _EXPLAINED * (_compute_over_peers(job, worst) - 1)):
         return _with_more_work(job, worst, work)
-    unsure, accident = _doubts(job, worst), _may_be_accident(job)
+    unsure, accident = _doubts(job, worst), _may_be_accident(job, worst)
     if accident and worst.lost_us < BEYOND_NOISE * job.step_time_us:
         return None
     prediction = None if accident else worst.step_without(job.step_time_us)
@@ -128,7 +131,7 @@ def evaluate(job: RuleContext) -> Finding | None:
             setting=_setting(worst),
             old=None,
             new=None,
-            how="\n".join((*_again(job, _remedy(job, worst)), *_not_recorded(job, worst), *unsure)),
+            how="\n".join((*_again(job, worst, _remedy(job, worst)), *_not_recorded(job, worst), *unsure)),
         ),
         confidence=Confidence.LOW if unsure else Confidence(worst.confidence),
         predicted=prediction,
@@ -136,14 +139,16 @@ def evaluate(job: RuleContext) -> Finding | None:
     )
 
 
-def _may_be_accident(job: RuleContext) -> bool:
+def _may_be_accident(job: RuleContext, row: StragglerRow) -> bool:
     """Are there too few steps to tell a slow rank from one that was late by accident?"""
+    if job.on_devices:
+        return job.steps < FEWEST_ON_DEVICES and not {row.cause, row.scope} & set(_HUNDREDS)
     return job.steps < FEWEST
 
 
-def _again(job: RuleContext, remedy: str) -> tuple[str, ...]:
+def _again(job: RuleContext, row: StragglerRow, remedy: str) -> tuple[str, ...]:
     """The remedy; where a rank may be late by accident, what comes before it."""
-    if not _may_be_accident(job):
+    if not _may_be_accident(job, row):
         return (remedy,)
     steps = "one step" if job.steps == 1 else f"{job.steps} steps"
     return _BY_ACCIDENT.format(steps=steps), f"If it is late again: {lower_first(remedy)}"
@@ -247,7 +252,7 @@ def _who(job: RuleContext, row: StragglerRow) -> str:
     """The beginning of the title: who the straggler is, and by what; of one or two steps only that it is late there."""
     why, steps = _causes(job, row), job.steps
     one, several = "is a straggler", "are stragglers"
-    if _may_be_accident(job):
+    if _may_be_accident(job, row):
         late = f"late in the {'only recorded step' if steps == 1 else f'{steps} recorded steps'}"
         one, several = f"is {late}", f"are {late}"
     if row.scope == "job":

@@ -506,11 +506,15 @@ def test_a_rank_that_alone_reads_many_values_is_told_as_such(tmp_path: Path) -> 
     assert "calls aten::_local_scalar_dense 61 times per step, its peers 1," in finding.action.how
 
 
+def on_cpus(slow: StragglerRow, numbers: tuple[int, ...]) -> RuleContext:
+    return context(breakdown(0), breakdown(1), stragglers=(slow,), steps=numbers, devices=("CPU",))
+
+
 @pytest.mark.parametrize(("numbers", "where"), [((4,), "the only recorded step"), ((4, 5), "the 2 recorded steps")])
 def test_in_one_step_or_two_a_rank_is_late_and_no_straggler(numbers: tuple[int, ...], where: str) -> None:
     """Whether it is slow, more steps show; what that would gain is no prediction."""
     slow = replace(SLOW, lost_us=34_000.0, share_of_steps=1.0, steps=numbers)
-    finding = straggling_rank.evaluate(context(breakdown(0), breakdown(1), stragglers=(slow,), steps=numbers))
+    finding = straggling_rank.evaluate(on_cpus(slow, numbers))
     assert finding is not None
     step = "the step" if len(numbers) == 1 else "each step"
     assert finding.title == f"Rank 1 is late in {where} (slower compute): waiting for it costs 34% of {step}"
@@ -525,7 +529,19 @@ def test_in_one_step_or_two_a_rank_is_late_and_no_straggler(numbers: tuple[int, 
 def test_what_is_little_in_one_step_is_not_told() -> None:
     """13 % of three steps is told, of one it may be an accident."""
     slow = replace(SLOW, lost_us=13_000.0, share_of_steps=1.0)
-    of_three = context(breakdown(0), breakdown(1), stragglers=(replace(slow, steps=(4, 5, 6)),), steps=(4, 5, 6))
-    assert straggling_rank.evaluate(of_three) is not None
-    of_one = context(breakdown(0), breakdown(1), stragglers=(replace(slow, steps=(4,)),), steps=(4,))
-    assert straggling_rank.evaluate(of_one) is None
+    assert straggling_rank.evaluate(on_cpus(replace(slow, steps=(4, 5, 6)), (4, 5, 6))) is not None
+    assert straggling_rank.evaluate(on_cpus(replace(slow, steps=(4,)), (4,))) is None
+
+
+@pytest.mark.parametrize(
+    ("numbers", "cause", "slow"),
+    [((4,), "compute", True), ((4,), "launch", False), ((4, 5), "launch", True)],
+)
+def test_a_device_that_is_slow_in_each_kernel_of_one_step_is_slow(
+    numbers: tuple[int, ...], cause: str, slow: bool
+) -> None:
+    row = replace(SLOW, cause=cause, lost_us=34_000.0, share_of_steps=1.0, steps=numbers)
+    finding = straggling_rank.evaluate(context(breakdown(0), breakdown(1), stragglers=(row,), steps=numbers))
+    assert finding is not None
+    assert ("is a straggler" in finding.title) is slow
+    assert (finding.predicted_step_us is not None) is slow
