@@ -8,6 +8,7 @@ fill the device: a bound.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -116,12 +117,15 @@ def _replayed(job: RuleContext, size: _Size, most: int) -> tuple[int, float] | N
 
     Every p2p message takes time, which the formula leaves out.
     """
-    counts = [size.microbatches * times for times in (2, 3, 4) if size.microbatches * times <= most]
-    steps_us = {
-        count: step.mid
-        for count in counts
-        if job.predict is not None and (step := job.predict({"pipeline.microbatches": str(count)})) is not None
-    }
+    steps_us: dict[int, float] = {}
+    for count in (size.microbatches * times for times in (2, 3, 4)):
+        change = {"pipeline.microbatches": str(count)}
+        # Those that take longer than fewer ones are neither the best nor the fewest: their first replay shows it.
+        shorter = 1 - min(steps_us.values(), default=math.inf) / job.step_time_us
+        if count > most or job.predict is None or not job.could_save(change, shorter):
+            continue
+        if (step := job.predict(change)) is not None:
+            steps_us[count] = step.mid
     if not steps_us:
         return None
     count = next(count for count, mid in steps_us.items() if mid <= (1 + ALIKE) * min(steps_us.values()))

@@ -48,8 +48,13 @@ class StepOps:
         self._bounds = (min([first, *issued]), max([last, *issued]) + 1)
         self.ops: list[ScheduleOp] = every[slice(*self._bounds)]
         self.begins = first - self._bounds[0]
-        hosts = [np.zeros(HOST_ROWS) if op.host is None else op.host.own_ns for op in self.ops]
-        rows = [np.concatenate((op.own_ns, host)) for op, host in zip(self.ops, hosts, strict=True)]
+        rows = np.zeros((len(self.ops), OWN_ROWS + HOST_ROWS))
+        # Joined and cut again: numpy takes several times as long to stack them.
+        rows[:, :OWN_ROWS] = np.concatenate([op.own_ns for op in self.ops]).reshape(-1, OWN_ROWS)
+        if schedules.hosts:
+            nothing = np.zeros(HOST_ROWS)
+            hosts = [nothing if op.host is None else op.host.own_ns for op in self.ops]
+            rows[:, OWN_ROWS:] = np.concatenate(hosts).reshape(-1, HOST_ROWS)
         self._rows = np.cumsum(rows, axis=0)
         passed = self._rows[:, :OWN_ROWS].sum(axis=1)
         self._before = float(passed[self.begins - 1]) if self.begins else 0.0
