@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-import perfscope
 from perfscope.analyzers.compare.metrics import samples_per_second
 from perfscope.analyzers.samples import positions_per_sample, samples_per_batch, samples_per_step
 from perfscope.recording.metadata import DataLoaderMetadata, RunMetadata, save
 from perfscope.recording.paths import run_file, trace_file
 from perfscope.results.summary import Summary
+from tests.analyzers.measured import measured
 from tests.generator import MS, JobSpec, LoaderSpec, simulate
 
 
@@ -28,7 +28,7 @@ def analyzed(folder: Path, runs: dict[int, dict[str, Any]], microbatches: int = 
         if rank in runs:
             save(RunMetadata(rank=rank, world_size=2, **{"strategies": ("ddp",), **runs[rank]}), run_file(folder, rank))
     (folder / "traces").rmdir()
-    return perfscope.analyze(folder)
+    return measured(folder)
 
 
 def test_ranks_have_batches_of_their_own(tmp_path: Path) -> None:
@@ -53,7 +53,7 @@ def test_steps_on_batches_that_the_loop_kept_have_no_known_samples(tmp_path: Pat
         drawn = [event for event in trace["traceEvents"] if event["name"].startswith("enumerate(DataLoader)")]
         trace["traceEvents"] = [event for event in trace["traceEvents"] if event not in drawn[2:]]
         path.write_bytes(gzip.compress(json.dumps(trace).encode()))
-    summary = perfscope.analyze(tmp_path)
+    summary = measured(tmp_path)
     assert summary.job.batches_per_step is not None
     assert summary.job.batches_per_step < 1
     assert summary.job.samples_per_step is None

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-import perfscope
 from perfscope.reports import terminal
 from perfscope.reports.figures.timeline import first_shown
 from perfscope.reports.page import breakdown, charts, evidence
@@ -17,6 +16,7 @@ from perfscope.results.attribution import attributed_ranks
 from perfscope.results.rows import StragglerRow
 from perfscope.results.summary import Summary
 from perfscope.results.time_breakdown import shares
+from tests.analyzers.measured import advised
 from tests.generator import MS, HostSync, JobSpec, Pause, RotatingPause, SlowCompute, SlowHost, SlowLoader, simulate
 from tests.planted.jobs import data_parallel, pipeline
 
@@ -58,17 +58,17 @@ BLAMED = tuple(
 def samples() -> dict[str, Callable[[Path], Summary]]:
     made: dict[str, Callable[[Path], Summary]] = {}
     for folder in sorted(path for path in (ROOT / "sample_traces").iterdir() if path.is_dir()):
-        made[f"sample {folder.name}"] = lambda _, folder=folder: perfscope.analyze(folder, workers=1)  # type: ignore[misc]
+        made[f"sample {folder.name}"] = lambda _, folder=folder: advised(folder)  # type: ignore[misc]
     for name, spec in GENERATED.items():
 
         def generated(folder: Path, spec: JobSpec = spec) -> Summary:
             simulate(spec).write(folder)
-            return perfscope.analyze(folder, workers=1)
+            return advised(folder)
 
         made[name] = generated
     for folder in sorted(SHARED.iterdir()) if SHARED.is_dir() else ():
         if folder.is_dir() and folder.name not in ("flight_recorder", "quirks"):
-            made[f"shared {folder.name}"] = lambda _, folder=folder: perfscope.analyze(folder, workers=1)  # type: ignore[misc]
+            made[f"shared {folder.name}"] = lambda _, folder=folder: advised(folder)  # type: ignore[misc]
     return made
 
 

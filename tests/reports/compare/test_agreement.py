@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-import perfscope
 from perfscope.analyzers.compare.compare import compare
 from perfscope.cli.main import main
 from perfscope.reports.compare import page, words
 from perfscope.reports.markdown import of_comparison
 from perfscope.results.comparison import Comparison
 from perfscope.results.summary import Summary
+from tests.analyzers.measured import advised
 from tests.generator import JobSpec, LoaderSpec, ModelSpec, SlowCompute, simulate
 from tests.reports.examples import healthy
 
@@ -41,7 +41,7 @@ def summaries(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Summary]:
     folder = tmp_path_factory.mktemp("jobs")
     for name, spec in JOBS.items():
         simulate(spec).write(folder / name)
-    return {name: perfscope.analyze(folder / name, workers=1) for name in JOBS}
+    return {name: advised(folder / name) for name in JOBS}
 
 
 def check(comparison: Comparison, said: str, exit_code: int) -> None:
@@ -83,11 +83,11 @@ def test_every_pair_and_triple(summaries: dict[str, Summary], tmp_path: Path) ->
         (tmp_path / f"{name}.json").write_text(json.dumps(summary.to_dict()))
     seen = set()
     for names in (*itertools.permutations(JOBS, 2), *itertools.islice(itertools.permutations(JOBS, 3), 0, None, 17)):
-        comparison = compare(*(summaries[name] for name in names))
         paths = [str(tmp_path / f"{name}.json") for name in names]
         arguments = ["compare", *paths, "--fail-on", "slower", "-o", str(tmp_path / "page.html")]
         done = CliRunner().invoke(main, arguments)
-        check(compare(*paths), done.output, done.exit_code)
+        comparison = compare(*paths)
+        check(comparison, done.output, done.exit_code)
         seen |= {difference.step.verdict for difference in comparison.differences}
     assert seen == {"faster", "slower", "same", "unknown"}
 
