@@ -62,6 +62,7 @@ class _Writer:
         ]
         self._recorded = recorded
         self._quoted: dict[str, str] = {}
+        self._written: dict[str, str] = {}
 
     def document(self) -> str:
         head = {"schemaVersion": 1, "deviceProperties": self._devices(), "record_shapes": 1, **self._distributed()}
@@ -138,6 +139,14 @@ class _Writer:
             f'"ts": {first // 1000}.{first % 1000:03d}, "dur": {dur // 1000}.{dur % 1000:03d}, "args": {{{args}}}}}'
         )
 
+    def _members(self, args: dict[str, Any]) -> str:
+        """The text of an object, without its braces. Operators of one layer have the same in each step."""
+        shown = repr(args)
+        known = self._written.get(shown)
+        if known is None:
+            known = self._written[shown] = json.dumps(args)[1:-1]
+        return known
+
     def _flow(self, phase: str, number: int, pid: int, tid: int, time: int) -> str:
         end = ', "bp": "e"' if phase == "f" else ""
         return (
@@ -160,12 +169,12 @@ class _Writer:
                 )
                 yield self._complete("cuda_sync", "Stream Sync", self._device, 7, event.start_ns, event.end_ns, args)
             return
-        own_args = f"{_members(event.args)}, " if event.args else ""
+        own_args = f"{self._members(event.args)}, " if event.args else ""
         args = f'"External id": {event.external_id}, {own_args}"Ev Idx": {index}'
         yield self._complete(event.kind, event.name, self._pid, tid, event.start_ns, event.end_ns, args)
 
     def _work(self, work: Work) -> Iterator[str]:
-        own_args = f", {_members(work.args)}" if work.args else ""
+        own_args = f", {self._members(work.args)}" if work.args else ""
         if self._spec.backend == "gloo":
             args = f'"External id": {1_000_000 + work.external_id}, "Record function id": 0{own_args}'
             tid = self._threads[f"gloo {work.lane}"]
@@ -222,7 +231,3 @@ class _Writer:
 
 def _us(ns: int) -> str:
     return f"{ns // 1000}.{ns % 1000:03d}"
-
-
-def _members(args: dict[str, Any]) -> str:
-    return json.dumps(args)[1:-1]

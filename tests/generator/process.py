@@ -24,11 +24,8 @@ class Process(ABC):
         self.host = host
         self.fabric = fabric
         self._factors: dict[tuple[object, int], float] = {}
-
-    @property
-    def tensor_type(self) -> str:
+        self.tensor_type = "c10::BFloat16" if spec.model.element_bytes == 2 else "float"
         """The type of tensors, as operators record it."""
-        return "c10::BFloat16" if self.spec.model.element_bytes == 2 else "float"
 
     @property
     def dtype(self) -> str:
