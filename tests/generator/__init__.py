@@ -24,7 +24,7 @@ from tests.generator.causes import (
     SmallBuckets,
 )
 from tests.generator.engine import Host
-from tests.generator.job import TENSORBOARD, Job, simulate
+from tests.generator.job import TENSORBOARD, Job, simulate, step_time_ns
 from tests.generator.layout import Group, Layout
 from tests.generator.loader import Delivery, Loader
 from tests.generator.parts import MIB, MS, US, HostSpec, LoaderSpec, ModelSpec, NetworkSpec, PipelineSpec
@@ -76,4 +76,5 @@ __all__ = [
     "Work",
     "cpu_job",
     "simulate",
+    "step_time_ns",
 ]

@@ -26,7 +26,7 @@ from tests.generator import (
     SlowLink,
     SlowLoader,
     SmallBuckets,
-    simulate,
+    step_time_ns,
 )
 from tests.planted.jobs import Expected
 
@@ -84,7 +84,7 @@ def draw(seed: int) -> Drawn:
             )
         ),
     )
-    step_ns = simulate(replace(spec, steps=3, warmup=1)).truth.step_time_ns
+    step_ns = step_time_ns(replace(spec, steps=3, warmup=1))
     planted = _causes(rng, spec, step_ns)
     aside = _aside(rng, spec)
     if any(isinstance(cause, SmallBuckets) for cause, _ in planted):

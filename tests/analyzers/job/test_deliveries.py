@@ -14,7 +14,7 @@ from perfscope.analyzers.whatif.whatif import context_of
 from tests.analyzers.measured import measured
 from tests.emulator.draw import draw
 from tests.emulator.emulate import emulate, step_ns
-from tests.generator import MS, US, Evaluation, LoaderSpec, Pause, SlowHost, SlowLoader, simulate
+from tests.generator import MS, US, Evaluation, LoaderSpec, Pause, SlowHost, SlowLoader, simulate, step_time_ns
 from tests.planted.jobs import data_parallel
 
 HEALTHY = replace(data_parallel(4, "ddp"), noise=0.0, loader=LoaderSpec(workers=1, load_ns=400 * US))
@@ -25,7 +25,7 @@ def test_short_waits_of_some_ranks_alone_are_for_their_workers(
     tmp_path: Path, ranks: Sequence[int], longer_ns: int
 ) -> None:
     """In every step, and as even as what taking a batch costs: the other ranks take theirs in 20 µs."""
-    alone_ns = simulate(HEALTHY).truth.step_time_ns
+    alone_ns = step_time_ns(HEALTHY)
     late = SlowLoader(ranks=tuple(ranks), load_ns=round(alone_ns) + longer_ns)
     job = simulate(replace(HEALTHY, causes=(late,)))
     job.write(tmp_path)
@@ -51,7 +51,7 @@ def test_as_short_waits_of_all_ranks_may_be_what_taking_a_batch_costs(tmp_path: 
 
 def test_more_workers_end_short_waits_too(tmp_path: Path) -> None:
     """They are no part of what taking a batch costs."""
-    alone_ns = simulate(HEALTHY).truth.step_time_ns
+    alone_ns = step_time_ns(HEALTHY)
     simulate(replace(HEALTHY, causes=(SlowLoader(load_ns=round(alone_ns) + 800 * US, ranks=(2,)),))).write(tmp_path)
     assert predict(context_of(tmp_path), {"dataloader.num_workers": "2"}).mid_ns == pytest.approx(alone_ns, rel=0.05)
 

@@ -13,7 +13,7 @@ import pytest
 from perfscope.analyzers.job.worker_turns import workers_in_turn
 from perfscope.analyzers.whatif.whatif import context_of
 from perfscope.trace.trace import Int64
-from tests.generator import MS, LoaderSpec, simulate
+from tests.generator import MS, LoaderSpec, simulate, step_time_ns
 from tests.planted.jobs import data_parallel
 
 
@@ -60,7 +60,7 @@ def test_batches_that_are_all_alike_tell_nothing() -> None:
 def test_their_pace_is_that_of_whole_rounds(tmp_path: Path) -> None:
     """Five steps: from the first batch to the last there may be two rounds and a half."""
     healthy = replace(data_parallel(4, "ddp"), noise=0.0, steps=6)
-    alone_ns = simulate(healthy).truth.step_time_ns
+    alone_ns = step_time_ns(healthy)
     load_ns = round(2.4 * alone_ns)
     simulate(replace(healthy, loader=LoaderSpec(workers=2, load_ns=load_ns, spread=0.02))).write(tmp_path)
     for found in context_of(tmp_path).recorded.deliveries.values():

@@ -11,7 +11,7 @@ from perfscope.analyzers.whatif.predict import WhatIfAnswer, predict
 from perfscope.analyzers.whatif.ranges import RankWork, least_computed_ns, least_run_ns
 from perfscope.analyzers.whatif.whatif import context_of
 from perfscope.recording.metadata import CpuMetadata, RunMetadata
-from tests.generator import MS, US, JobSpec, Pause, ReduceEachMicrobatch, cpu_job, simulate
+from tests.generator import MS, US, JobSpec, Pause, ReduceEachMicrobatch, cpu_job, simulate, step_time_ns
 
 CPUS = cpu_job(ranks=2, steps=6, microbatches=4, causes=(ReduceEachMicrobatch(),))
 DEVICES = JobSpec(ranks=2, steps=6, end_sync=True, microbatches=4, causes=(ReduceEachMicrobatch(),))
@@ -67,7 +67,7 @@ def test_a_step_is_no_shorter_than_what_its_training_threads_run(tmp_path: Path)
     spec = cpu_job(ranks=2, steps=6, causes=(Pause(ranks=(1,), pause_ns=100 * MS),))
     simulate(spec).write(tmp_path)
     context = context_of(tmp_path)
-    runs_for = round(0.97 * simulate(replace(spec, causes=())).truth.step_time_ns)
+    runs_for = round(0.97 * step_time_ns(replace(spec, causes=())))
 
     def found(thread_ns: int, steps: int = 6, threads: int = 1) -> WhatIfAnswer:
         run = run_of(0, 0, 0, threads)

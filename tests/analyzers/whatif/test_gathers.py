@@ -21,7 +21,7 @@ from tests.analyzers.whatif.fsdp_variants import gathers_late, keeps_parameters
 from tests.collectors.harness import SCRIPTS, needs_torch, record_ranks
 from tests.emulator.emulate import emulate, step_ns
 from tests.emulator.spec import MS, Cause, Cpu, Job, Loader, Model, Network, Recording
-from tests.generator import JobSpec, ModelSpec, NetworkSpec, simulate
+from tests.generator import JobSpec, ModelSpec, NetworkSpec, simulate, step_time_ns
 
 pytestmark = pytest.mark.scale
 
@@ -56,7 +56,7 @@ def kept_ns(spec: JobSpec) -> float:
     """The step when parameters stay for the backward."""
     with pytest.MonkeyPatch.context() as patch:
         keeps_parameters(patch)
-        return simulate(spec).truth.step_time_ns
+        return step_time_ns(spec)
 
 
 def without_autograd(context: Context) -> Context:

@@ -22,7 +22,7 @@ from tests.emulator.changes import apply
 from tests.emulator.draw import draw
 from tests.emulator.emulate import emulate, step_ns
 from tests.emulator.spec import Cause, Job, Loader, Model, Recording
-from tests.generator import MS, US, JobSpec, LoaderSpec, ModelSpec, SlowCompute, cpu_job, simulate
+from tests.generator import MS, US, JobSpec, LoaderSpec, ModelSpec, SlowCompute, cpu_job, simulate, step_time_ns
 from tests.traces import TraceBuilder
 
 pytestmark = pytest.mark.scale
@@ -34,7 +34,7 @@ CPUS = cpu_job(ranks=2, steps=8)
 
 def paced(spec: JobSpec, pace: float, workers: int, spread: float = 0.0) -> JobSpec:
     """The job with workers that take ``pace`` times as long for the batches of a step as the training does."""
-    alone = simulate(replace(spec, loader=LoaderSpec(load_ns=1 * US))).truth.step_time_ns
+    alone = step_time_ns(replace(spec, loader=LoaderSpec(load_ns=1 * US)))
     load_ns = round(pace * alone * workers / spec.microbatches)
     return replace(spec, loader=LoaderSpec(workers=workers, load_ns=load_ns, spread=spread))
 
@@ -78,7 +78,7 @@ def test_computation_changes_nothing_where_workers_set_the_pace(
 ) -> None:
     spec = paced(spec, 1.5, workers, spread)
     found = asked(spec, tmp_path, "compute", f"{times}x")
-    truth = simulate(quicker(spec, times)).truth.step_time_ns
+    truth = step_time_ns(quicker(spec, times))
     assert found.mid_ns == pytest.approx(truth, rel=0.05)
     assert found.low_ns <= truth <= found.high_ns
 
@@ -88,7 +88,7 @@ def test_a_slow_rank_costs_no_more_than_the_workers_leave(spec: JobSpec, tmp_pat
     slow = SlowCompute(ranks=(1,), factor=1.3)
     healthy = paced(spec, 1.6, 1)
     found = asked(replace(healthy, causes=(slow,)), tmp_path, "rank.1", "peers")
-    truth = simulate(healthy).truth.step_time_ns
+    truth = step_time_ns(healthy)
     assert found.mid_ns == pytest.approx(truth, rel=0.03)
     assert found.low_ns <= truth <= found.high_ns
 
@@ -112,7 +112,7 @@ def test_the_loader_is_advised_and_not_the_slow_rank_behind_it(workers: int, tmp
 def test_loading_in_the_training_process_is_work_like_any_other(tmp_path: Path) -> None:
     spec = replace(DEVICES, loader=LoaderSpec(workers=0, load_ns=5 * MS))
     found = asked(spec, tmp_path, "compute", "1.5x")
-    assert found.mid_ns == pytest.approx(simulate(quicker(spec, 1.5)).truth.step_time_ns, rel=0.02)
+    assert found.mid_ns == pytest.approx(step_time_ns(quicker(spec, 1.5)), rel=0.02)
 
 
 @pytest.mark.parametrize(
@@ -207,7 +207,7 @@ def test_a_trace_whose_turns_show_the_workers_is_enough_for_another_number(
 ) -> None:
     spec = paced(replace(DEVICES, steps=13, end_sync=end_sync), 1.7, workers)
     found = asked(spec, tmp_path, "dataloader.num_workers", str(asked_for))
-    truth = simulate(replace(spec, loader=replace(spec.loader, workers=asked_for))).truth.step_time_ns
+    truth = step_time_ns(replace(spec, loader=replace(spec.loader, workers=asked_for)))
     assert found.mid_ns == pytest.approx(truth, rel=0.08)
     assert found.low_ns <= truth <= found.high_ns
 
@@ -240,7 +240,7 @@ def test_what_loading_takes_bounds_a_step_that_never_waited(told: dict[str, int]
     taken = {name: count * spec.loader.load_ns if name.endswith("_ns") else count for name, count in told.items()}
     loader = DataLoaderMetadata(num_workers=2, **taken)
     known = replace(context, runs={rank: RunMetadata(rank=rank, dataloaders=(loader,)) for rank in (0, 1)})
-    truth = simulate(quicker(spec, 2.0)).truth.step_time_ns
+    truth = step_time_ns(quicker(spec, 2.0))
     assert predict(context, {"compute": "2x"}).mid_ns < 0.8 * truth
     assert predict(known, {"compute": "2x"}).mid_ns == pytest.approx(truth, rel=0.05)
 
@@ -424,7 +424,7 @@ def test_a_wait_for_the_last_batch_of_every_step_leaves_open_who_sets_the_pace(t
     found = asked(paced(replace(DEVICES, microbatches=4), 0.9, 1), tmp_path, "compute", "1.5x")
     context = context_of(tmp_path)
     assert not any(waits.sure for waits in context.recorded.deliveries.values() if len(waits))
-    truth = simulate(quicker(paced(replace(DEVICES, microbatches=4), 0.9, 1), 1.5)).truth.step_time_ns
+    truth = step_time_ns(quicker(paced(replace(DEVICES, microbatches=4), 0.9, 1), 1.5))
     assert found.low_ns <= truth <= found.high_ns
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,7 +23,7 @@ from tests.analyzers.job.pipelines.pipeline_jobs import COALESCED, GPIPE, INTERL
 from tests.analyzers.replay.cpu_pipelines import CpuPipeline
 from tests.emulator.emulate import emulate, step_ns
 from tests.emulator.spec import Job, Model, Network, Recording
-from tests.generator import ExtraLayers, HostSpec, HostSync, JobSpec, ModelSpec, NetworkSpec, simulate
+from tests.generator import ExtraLayers, HostSpec, HostSync, JobSpec, ModelSpec, NetworkSpec, simulate, step_time_ns
 
 pytestmark = pytest.mark.scale
 
@@ -53,31 +51,39 @@ JOBS = {
 }  # fmt: skip
 
 
+class Recordings:
+    """Every recorded job once, made when it is first asked for: a process that runs few of the tests makes few."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._made: dict[str, Context] = {}
+
+    def __getitem__(self, name: str) -> Context:
+        if name not in self._made:
+            simulate(JOBS[name]).write(self._folder / str(len(self._made)))
+            self._made[name] = context_of(self._folder / str(len(self._made)), workers=1)
+        return self._made[name]
+
+
 @pytest.fixture(scope="module")
-def recordings() -> Iterator[dict[str, Context]]:
-    with tempfile.TemporaryDirectory() as folder:
-        found = {}
-        for number, (name, spec) in enumerate(JOBS.items()):
-            place = Path(folder, str(number))
-            simulate(spec).write(place)
-            found[name] = context_of(place)
-        yield found
+def recordings(tmp_path_factory: pytest.TempPathFactory) -> Recordings:
+    return Recordings(tmp_path_factory.mktemp("recordings"))
 
 
 @pytest.mark.parametrize("count", [4, 16])
 @pytest.mark.parametrize("name", JOBS)
-def test_the_prediction_comes_true(recordings: dict[str, Context], name: str, count: int) -> None:
+def test_the_prediction_comes_true(recordings: Recordings, name: str, count: int) -> None:
     found = predict(recordings[name], {"pipeline.microbatches": str(count)})
-    truth = simulate(JOBS[name].in_microbatches(count)).truth.step_time_ns
+    truth = step_time_ns(JOBS[name].in_microbatches(count))
     assert found.mid_ns == pytest.approx(truth, rel=0.05)
     assert found.low_ns <= found.mid_ns <= found.high_ns
 
 
 @pytest.mark.parametrize("name", ["1F1B", "GPipe", "tensor parallel", "two copies", "two stages, tensor parallel"])
-def test_four_times_as_many(recordings: dict[str, Context], name: str) -> None:
+def test_four_times_as_many(recordings: Recordings, name: str) -> None:
     count = 4 * JOBS[name].microbatches
     asked = {"pipeline.microbatches": str(count)}
-    truth = simulate(JOBS[name].in_microbatches(count)).truth.step_time_ns
+    truth = step_time_ns(JOBS[name].in_microbatches(count))
     if name == "tensor parallel":
         # Its collectives have one size: what a quarter of it takes depends on a latency that is assumed.
         with pytest.raises(CannotReplay, match="latency and bandwidth cannot be separated"):
@@ -95,20 +101,20 @@ def test_a_host_that_waits_once_per_step_still_does_so_once(tmp_path: Path) -> N
     spec = replace(spec, model=replace(MODEL, layers=4, tokens=2048), network=NetworkSpec(busbw_gbps=600.0))
     simulate(spec).write(tmp_path)
     found = predict(context_of(tmp_path), {"pipeline.microbatches": "8"})
-    assert found.mid_ns == pytest.approx(simulate(spec.in_microbatches(8)).truth.step_time_ns, rel=0.03)
+    assert found.mid_ns == pytest.approx(step_time_ns(spec.in_microbatches(8)), rel=0.03)
 
 
-def test_as_many_as_there_are_change_nothing(recordings: dict[str, Context]) -> None:
+def test_as_many_as_there_are_change_nothing(recordings: Recordings) -> None:
     found = predict(recordings["1F1B"], {"pipeline.microbatches": "8"})
     assert found.mid_ns == pytest.approx(found.measured_ns)
     # So few steps do not show the job's mean exactly.
     assert found.low_ns < 0.99 * found.mid_ns < 1.01 * found.mid_ns < found.high_ns
 
 
-def test_together_with_a_quicker_network(recordings: dict[str, Context]) -> None:
+def test_together_with_a_quicker_network(recordings: Recordings) -> None:
     asked = {"pipeline.microbatches": "16", "network.bandwidth": "4x"}
     quick = replace(JOBS["slow network"], network=NetworkSpec(busbw_gbps=80.0, alpha_ns=30_000))
-    truth = simulate(quick.in_microbatches(16)).truth.step_time_ns
+    truth = step_time_ns(quick.in_microbatches(16))
     assert predict(recordings["slow network"], asked).mid_ns == pytest.approx(truth, rel=0.05)
 
 
@@ -125,7 +131,7 @@ def test_what_cannot_be_written_down_anew_is_refused(tmp_path: Path) -> None:
         predict(context_of(tmp_path / "ddp"), asked)
 
 
-def test_a_number_is_asked_for(recordings: dict[str, Context]) -> None:
+def test_a_number_is_asked_for(recordings: Recordings) -> None:
     for value in ("0", "many", "-4", "1.5"):
         with pytest.raises(BadSetting, match=r"pipeline\.microbatches"):
             predict(recordings["1F1B"], {"pipeline.microbatches": value})

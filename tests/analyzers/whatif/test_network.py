@@ -14,7 +14,7 @@ from perfscope.analyzers.whatif.whatif import context_of
 from tests.analyzers.measured import advised
 from tests.emulator import MS, US, Cause, Job, Loader, Model, Network, Recording, emulate, step_ns
 from tests.emulator.changes import apply
-from tests.generator import JobSpec, ModelSpec, NetworkSpec, simulate
+from tests.generator import JobSpec, ModelSpec, NetworkSpec, simulate, step_time_ns
 
 JOB = Job(
     model=Model(blocks=3, tokens=2048),
@@ -161,7 +161,7 @@ def test_what_a_slow_network_would_not_take_for_the_bytes_is_latency(tmp_path: P
     )
     simulate(spec).write(tmp_path)
     found = predict(context_of(tmp_path, workers=1), {"ddp.bucket_cap_mb": "1"})
-    truth = simulate(replace(spec, bucket_bytes=1 << 20, first_bucket_bytes=1 << 20)).truth.step_time_ns
+    truth = step_time_ns(replace(spec, bucket_bytes=1 << 20, first_bucket_bytes=1 << 20))
     assert not found.assumed
     assert found.low_ns <= truth <= found.high_ns
     assert found.mid_ns == pytest.approx(truth, abs=2e6)
@@ -196,7 +196,7 @@ def test_large_buckets_of_one_size_are_slow_for_their_bytes(
 ) -> None:
     simulate(SHARED_LINK).write(tmp_path)
     found = predict(context_of(tmp_path, workers=1), asked)
-    truth = simulate(changed).truth.step_time_ns
+    truth = step_time_ns(changed)
     assert found.low_ns <= truth <= found.high_ns
     assert found.mid_ns == pytest.approx(truth, rel=0.03)
 

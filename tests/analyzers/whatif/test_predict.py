@@ -28,6 +28,7 @@ from tests.generator import (
     SlowCompute,
     cpu_job,
     simulate,
+    step_time_ns,
 )  # fmt: skip
 
 DEEP = ModelSpec(layers=12, tokens=2048)
@@ -208,7 +209,7 @@ def recordings(tmp_path_factory: pytest.TempPathFactory) -> Recordings:
 def test_the_prediction_comes_true(recordings: Recordings, name: str) -> None:
     question = QUESTIONS[name]
     found = predict(recordings.of(question.recorded), question.settings)
-    truth = simulate(question.changed).truth.step_time_ns
+    truth = step_time_ns(question.changed)
     assert found.error == pytest.approx(0.0, abs=1e-6)
     assert found.mid_ns == pytest.approx(truth, rel=question.within)
     assert found.low_ns <= found.mid_ns <= found.high_ns
@@ -258,7 +259,7 @@ def test_what_is_not_worth_its_change_costs_one_replay(tmp_path: Path, monkeypat
 def test_accumulating_where_the_optimizer_is_much_of_a_step(tmp_path: Path, batches: int) -> None:
     simulate(SMALL).write(tmp_path)
     found = whatif(tmp_path, {"batch.accumulation": str(batches)})
-    truth = simulate(replace(SMALL, microbatches=batches)).truth.step_time_ns / batches
+    truth = step_time_ns(replace(SMALL, microbatches=batches)) / batches
     assert found.mid_ns == pytest.approx(truth, rel=0.05)
 
 
@@ -267,7 +268,7 @@ def test_an_unknown_latency_is_assumed_and_the_range_holds_it(tmp_path: Path, al
     spec = replace(FSDP, steps=4, network=replace(SLOW_NETWORK, alpha_ns=alpha_ns, busbw_gbps=5.0))
     simulate(spec).write(tmp_path)
     found = whatif(tmp_path, {"network.bandwidth": "2x"})
-    truth = simulate(replace(spec, network=replace(spec.network, busbw_gbps=10.0))).truth.step_time_ns
+    truth = step_time_ns(replace(spec, network=replace(spec.network, busbw_gbps=10.0)))
     assert found.low_ns <= truth <= found.high_ns
     assert found.assumed
     assert "one size of all_gather and reduce_scatter" in found.assumed[0]
@@ -278,7 +279,7 @@ def test_the_latency_of_one_group_is_that_of_others_on_the_same_links(tmp_path: 
     spec = replace(DDP, steps=4, tensor=2, clip_norm=True, network=replace(SLOW_NETWORK, alpha_ns=150 * US))
     simulate(spec).write(tmp_path)
     found = whatif(tmp_path, {"network.bandwidth": "4x"})
-    truth = simulate(replace(spec, network=replace(spec.network, busbw_gbps=160.0))).truth.step_time_ns
+    truth = step_time_ns(replace(spec, network=replace(spec.network, busbw_gbps=160.0)))
     assert found.mid_ns == pytest.approx(truth, rel=0.02)
     assert not found.assumed
 
@@ -286,7 +287,7 @@ def test_the_latency_of_one_group_is_that_of_others_on_the_same_links(tmp_path: 
 def test_the_best_bucket_is_ranked_first(recordings: Recordings) -> None:
     sizes = ("5", "25", "50", "100", "200")
     found = sweep(recordings.of(DDP), {}, "ddp.bucket_cap_mb", sizes)
-    truths = [simulate(bucketed(DDP, int(size))).truth.step_time_ns for size in sizes]
+    truths = [step_time_ns(bucketed(DDP, int(size))) for size in sizes]
     best = min(zip(found, truths, strict=True), key=lambda pair: pair[0].mid_ns)
     assert best[1] <= 1.02 * min(truths)
 

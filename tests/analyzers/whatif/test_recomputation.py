@@ -10,7 +10,7 @@ import pytest
 from perfscope.analyzers.whatif.predict import predict
 from perfscope.analyzers.whatif.whatif import context_of
 from tests.analyzers.rules.jobs import QUICK
-from tests.generator import ModelSpec, NetworkSpec, simulate
+from tests.generator import ModelSpec, NetworkSpec, simulate, step_time_ns
 from tests.generator.spec import JobSpec
 
 NOTHING_AGAIN = {"activations.recompute": "0"}
@@ -26,7 +26,7 @@ TENSOR = replace(QUICK, tensor=2, network=NetworkSpec(busbw_gbps=60.0), model=Mo
 def test_a_forward_that_does_not_run_again_sends_nothing(job: JobSpec, recompute: str, tmp_path: Path) -> None:
     simulate(replace(job, recompute=recompute)).write(tmp_path)
     found = predict(context_of(tmp_path), NOTHING_AGAIN)
-    truth_ns = simulate(job).truth.step_time_ns
+    truth_ns = step_time_ns(job)
     assert found.mid_ns == pytest.approx(truth_ns, rel=0.02)
     assert found.low_ns <= truth_ns <= found.high_ns
 

@@ -30,6 +30,7 @@ from tests.generator import (
     SlowCompute,
     cpu_job,
     simulate,
+    step_time_ns,
 )
 
 PER_EVENT_NS = 4 * US
@@ -54,14 +55,14 @@ def profiled(spec: JobSpec) -> JobSpec:
 def recorded(spec: JobSpec, folder: Path) -> Context:
     """The recording of the profiled job, with its unprofiled steps timed."""
     simulate(profiled(spec)).write(folder)
-    return replace(context_of(folder), unprofiled_ns=simulate(spec).truth.step_time_ns)
+    return replace(context_of(folder), unprofiled_ns=step_time_ns(spec))
 
 
 @pytest.mark.parametrize("spec", [CPUS, LAUNCHING, COMPUTING], ids=["CPUs", "launch-bound", "busy devices"])
 def test_without_a_change_the_step_is_the_unprofiled_one(spec: JobSpec, tmp_path: Path) -> None:
     found = predict(recorded(spec, tmp_path), {})
-    assert found.mid_ns == pytest.approx(simulate(spec).truth.step_time_ns, rel=0.005)
-    assert found.profiled_ns == pytest.approx(simulate(profiled(spec)).truth.step_time_ns, rel=0.005)
+    assert found.mid_ns == pytest.approx(step_time_ns(spec), rel=0.005)
+    assert found.profiled_ns == pytest.approx(step_time_ns(profiled(spec)), rel=0.005)
 
 
 def slow(spec: JobSpec) -> JobSpec:
@@ -83,7 +84,7 @@ def wider(spec: JobSpec) -> JobSpec:
 def test_predictions_hold_for_the_job_without_the_profiler(
     spec: JobSpec, setting: str, value: str, changed: JobSpec, tmp_path: Path
 ) -> None:
-    truth = simulate(changed).truth.step_time_ns
+    truth = step_time_ns(changed)
     found = predict(recorded(spec, tmp_path), {setting: value})
     assert found.mid_ns == pytest.approx(truth, rel=0.03)
     assert found.low_ns <= truth <= found.high_ns
@@ -113,8 +114,8 @@ def slowed_alike(spec: JobSpec, transfers: float) -> JobSpec:
 @pytest.mark.parametrize("transfers", [0.0, 0.2, 0.4])
 def test_on_cpus_the_profiler_may_have_slowed_down_transfers_too(transfers: float, tmp_path: Path) -> None:
     simulate(slowed_alike(WAITING, transfers)).write(tmp_path)
-    job = replace(context_of(tmp_path), unprofiled_ns=simulate(WAITING).truth.step_time_ns)
-    truth = simulate(replace(WAITING, causes=())).truth.step_time_ns
+    job = replace(context_of(tmp_path), unprofiled_ns=step_time_ns(WAITING))
+    truth = step_time_ns(replace(WAITING, causes=()))
     found = predict(job, {"ddp.no_sync": "true"})
     assert found.low_ns <= truth <= found.high_ns
     # The likely cost: what the step became longer by, over the events in it.
@@ -219,10 +220,10 @@ def timed_runs(context: Context, asleep_ns: int, *, sending: bool = True) -> dic
 def test_a_loader_that_sleeps_was_not_slowed_down(times: float, tmp_path: Path) -> None:
     simulate(slower_work(LOADING, times)).write(tmp_path)
     context = context_of(tmp_path)
-    job = replace(context, runs=timed_runs(context, LOAD_NS), unprofiled_ns=simulate(LOADING).truth.step_time_ns)
-    assert predict(job, {}).mid_ns == pytest.approx(simulate(LOADING).truth.step_time_ns, rel=0.005)
+    job = replace(context, runs=timed_runs(context, LOAD_NS), unprofiled_ns=step_time_ns(LOADING))
+    assert predict(job, {}).mid_ns == pytest.approx(step_time_ns(LOADING), rel=0.005)
     found = predict(job, {"dataloader.num_workers": "1"})
-    truth = simulate(replace(LOADING, loader=LoaderSpec(workers=1, load_ns=LOAD_NS))).truth.step_time_ns
+    truth = step_time_ns(replace(LOADING, loader=LoaderSpec(workers=1, load_ns=LOAD_NS)))
     assert found.mid_ns == pytest.approx(truth, rel=0.03)
     assert found.low_ns <= truth <= found.high_ns
     assert found.high_ns - found.low_ns < 0.35 * truth
@@ -233,9 +234,9 @@ def test_the_cpu_time_of_the_profiler_is_not_needed_without_it(tmp_path: Path) -
     spec = replace(LOADING, model=replace(CPUS.model, layers=48, tokens=32))
     simulate(slowed_alike(spec, 0.0)).write(tmp_path)
     context = context_of(tmp_path)
-    job = replace(context, runs=timed_runs(context, LOAD_NS), unprofiled_ns=simulate(spec).truth.step_time_ns)
+    job = replace(context, runs=timed_runs(context, LOAD_NS), unprofiled_ns=step_time_ns(spec))
     found = predict(job, {"dataloader.num_workers": "1"})
-    truth = simulate(replace(spec, loader=LoaderSpec(workers=1, load_ns=LOAD_NS))).truth.step_time_ns
+    truth = step_time_ns(replace(spec, loader=LoaderSpec(workers=1, load_ns=LOAD_NS)))
     assert found.mid_ns == pytest.approx(truth, rel=0.03)
     assert found.low_ns <= truth <= found.high_ns
 
@@ -280,9 +281,9 @@ def test_other_programs_on_the_cores_do_not_slow_the_network_down(
     simulate(disturbed(SENDING)).write(tmp_path)
     context = context_of(tmp_path)
     runs = {} if sending is None else timed_runs(context, 0, sending=sending)
-    job = replace(context, runs=runs, unprofiled_ns=simulate(SENDING).truth.step_time_ns)
+    job = replace(context, runs=runs, unprofiled_ns=step_time_ns(SENDING))
     found = predict(job, {setting: value})
-    truth = simulate(replace(SENDING, network=network)).truth.step_time_ns
+    truth = step_time_ns(replace(SENDING, network=network))
     assert found.low_ns <= truth <= found.high_ns
     if sending is not None:
         assert found.mid_ns == pytest.approx(truth, rel=0.05)
@@ -291,9 +292,9 @@ def test_other_programs_on_the_cores_do_not_slow_the_network_down(
 def test_threads_that_send_are_slowed_down_with_the_rest(tmp_path: Path) -> None:
     simulate(disturbed(SENDING, transfers=True)).write(tmp_path)
     context = context_of(tmp_path)
-    job = replace(context, runs=timed_runs(context, 0), unprofiled_ns=simulate(SENDING).truth.step_time_ns)
+    job = replace(context, runs=timed_runs(context, 0), unprofiled_ns=step_time_ns(SENDING))
     found = predict(job, {"network.bandwidth": "4x"})
-    truth = simulate(replace(SENDING, network=replace(SENDING.network, busbw_gbps=4.0))).truth.step_time_ns
+    truth = step_time_ns(replace(SENDING, network=replace(SENDING.network, busbw_gbps=4.0)))
     assert found.mid_ns == pytest.approx(truth, rel=0.05)
     assert found.low_ns <= truth <= found.high_ns
 
@@ -302,7 +303,7 @@ def test_a_rank_that_sleeps_takes_its_peers_pace_without_what_was_slower(tmp_pat
     """In the recorded steps work takes 2.5 times as long, and what one rank sleeps as long as ever: at its peers' pace
     all of that goes, and not the share that it has of the longer steps.
     """
-    asleep_ns = round(simulate(CPUS).truth.step_time_ns)
+    asleep_ns = round(step_time_ns(CPUS))
     spec = replace(CPUS, causes=(Pause(ranks=(1,), pause_ns=asleep_ns),))
     simulate(disturbed(spec, transfers=True)).write(tmp_path)
     context = context_of(tmp_path)
@@ -312,9 +313,9 @@ def test_a_rank_that_sleeps_takes_its_peers_pace_without_what_was_slower(tmp_pat
     less = asleep_ns * cpu.steps
     cpu = replace(cpu, thread_ns=cpu.thread_ns - less, process_ns=cpu.process_ns - less)
     runs[1] = replace(runs[1], cpu=cpu)
-    job = replace(context, runs=runs, unprofiled_ns=simulate(spec).truth.step_time_ns)
+    job = replace(context, runs=runs, unprofiled_ns=step_time_ns(spec))
     found = predict(job, {"rank.1": "peers"})
-    assert found.mid_ns == pytest.approx(simulate(CPUS).truth.step_time_ns, rel=0.05)
+    assert found.mid_ns == pytest.approx(step_time_ns(CPUS), rel=0.05)
 
 
 @pytest.mark.parametrize("target", [100.0, 60.0, 45.0])
@@ -340,7 +341,7 @@ def test_how_much_slower_work_became_beside_what_sleeps() -> None:
 @pytest.mark.parametrize("paused", [(3,), ()], ids=["recorded", "not recorded"])
 def test_a_pause_counts_as_often_as_the_unprofiled_steps_have_it(paused: tuple[int, ...], tmp_path: Path) -> None:
     """Rank 1 pauses in one of the 6 recorded steps, or in none, and in every 20th step."""
-    healthy_ns, pause_ns = simulate(CPUS).truth.step_time_ns, 10 * simulate(CPUS).truth.step_time_ns
+    healthy_ns, pause_ns = step_time_ns(CPUS), 10 * step_time_ns(CPUS)
     steps = tuple(CPUS.first_step + step for step in paused)
     pause = Pause(ranks=(1,), pause_ns=round(pause_ns), steps=steps)
     simulate(replace(CPUS, causes=(pause,))).write(tmp_path)

@@ -33,7 +33,7 @@ from tests.analyzers.job.pipelines.pipeline_jobs import (
 )
 from tests.analyzers.measured import measured
 from tests.collectors.harness import SCRIPTS, needs_torch, record_ranks
-from tests.generator import ExtraLayers, JobSpec, PipelineSpec, SlowCompute, SlowLoader, simulate
+from tests.generator import ExtraLayers, JobSpec, PipelineSpec, SlowCompute, SlowLoader, simulate, step_time_ns
 from tests.traces import TraceBuilder
 
 pytestmark = pytest.mark.scale
@@ -259,7 +259,7 @@ class TestBalance:
         # Four layers too many on one stage, or two on two of them: evenly spread it is one more on each.
         cause = ExtraLayers(stages=extra, layers=4 // len(extra))
         _, found = compared(pipeline(causes=(cause,), schedule=schedule), tmp_path)
-        even = simulate(pipeline(model=TWELVE, schedule=schedule)).truth.step_time_ns
+        even = step_time_ns(pipeline(model=TWELVE, schedule=schedule))
         known = find_pipeline(found.result, {})
         predicted = balanced_step_us(found, known)
         assert known is not None
@@ -275,7 +275,7 @@ class TestBalance:
         # Stage 1 has four layers too many, and stage 3 takes 1.3 times as long for each.
         slow = SlowCompute(ranks=(3,), factor=1.3)
         _, found = compared(pipeline(causes=(ExtraLayers(stages=(1,), layers=4), slow)), tmp_path)
-        as_many_each = simulate(pipeline(model=TWELVE, causes=(slow,))).truth.step_time_ns
+        as_many_each = step_time_ns(pipeline(model=TWELVE, causes=(slow,)))
         predicted = balanced_step_us(found, find_pipeline(found.result, {}))
         assert predicted is not None
         assert predicted.mid < 0.95 * as_many_each / 1e3
@@ -284,7 +284,7 @@ class TestBalance:
         # All eight layers too many lie in one of the two chunks of stage 1.
         _, found = compared(pipeline(causes=(ExtraLayers(stages=(1,), layers=8),), schedule=INTERLEAVED), tmp_path)
         sixteen = replace(MODEL, layers=16)
-        even = simulate(pipeline(model=sixteen, schedule=INTERLEAVED)).truth.step_time_ns
+        even = step_time_ns(pipeline(model=sixteen, schedule=INTERLEAVED))
         predicted = balanced_step_us(found, find_pipeline(found.result, {}))
         assert predicted is not None
         assert predicted.low * 0.97 <= even / 1e3 <= predicted.high

@@ -8,7 +8,7 @@ from perfscope.analyzers.rules.compute import channels_last
 from perfscope.results.findings import Obtained
 from tests.analyzers.rules.jobs import QUICK, Analyzed, analyze
 from tests.benchmarks.whatif_questions import TO_FIRST, TO_LAST, converting
-from tests.generator import simulate
+from tests.generator import step_time_ns
 
 
 def planted(folder_of: pytest.TempPathFactory, *kernels: str) -> Analyzed:
@@ -24,7 +24,7 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Analyzed:
 
 def test_the_prediction_is_the_step_of_the_job_without_conversions(job: Analyzed) -> None:
     (finding,) = (one for one in job.summary.findings if one.rule == channels_last.RULE)
-    truth = simulate(QUICK).truth.step_time_ns / 1e3
+    truth = step_time_ns(QUICK) / 1e3
     assert finding.predicted_step_us is not None
     assert finding.predicted_step_us.mid == pytest.approx(truth, rel=0.005)
     assert finding.obtained is Obtained.REPLAYED

@@ -10,7 +10,7 @@ import pytest
 from perfscope.analyzers.rank.work.tables import SINGLE_OR_TF32
 from perfscope.analyzers.rules.compute import mixed_precision
 from tests.analyzers.rules.jobs import QUICK, STEP_US, Analyzed, analyze, breakdown, context, kernel, runs
-from tests.generator import ModelSpec, simulate
+from tests.generator import ModelSpec, step_time_ns
 
 V100 = "Tesla V100-SXM2-16GB"
 
@@ -52,7 +52,7 @@ def test_matrix_products_at_the_other_peak_s_pace_gain_no_more_than_the_ceiling(
     """And not much less: most of this step is matrix products."""
     (finding,) = [found for found in single.summary.findings if found.rule == mixed_precision.RULE]
     model = ModelSpec(tokens=256, element_bytes=4, flops_per_ns=8_000.0 * 125.0 / 15.7)
-    fixed_us = simulate(replace(QUICK, model=model, device_name=V100)).truth.step_time_ns / 1e3
+    fixed_us = step_time_ns(replace(QUICK, model=model, device_name=V100)) / 1e3
     gain = single.summary.job.step_time_us / fixed_us - 1
     assert 0.5 * finding.ceiling < gain <= finding.ceiling
 

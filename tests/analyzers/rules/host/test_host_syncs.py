@@ -15,7 +15,7 @@ from tests.analyzers.rules.jobs import QUICK, Analyzed, analyze, breakdown, chan
 from tests.emulator.changes import apply
 from tests.emulator.emulate import emulate, step_ns
 from tests.emulator.spec import Cause, Job, Model
-from tests.generator import US, HostSpec, HostSync, simulate
+from tests.generator import US, HostSpec, HostSync, step_time_ns
 
 LATE_RETURN = HostSpec(sync_return_ns=500 * US)
 
@@ -62,7 +62,7 @@ def test_item_in_every_step_is_named_with_its_place_and_cost(synced):
 
 def test_the_replay_without_syncs_is_what_the_step_takes_without(synced):
     (finding,) = [found for found in synced.summary.findings if found.rule == host_syncs.RULE]
-    without = simulate(replace(QUICK, host=LATE_RETURN, end_sync=False)).truth.step_time_ns / 1e3
+    without = step_time_ns(replace(QUICK, host=LATE_RETURN, end_sync=False)) / 1e3
     assert finding.whatif == {"host.sync": "0"}
     assert finding.predicted_step_us.mid == pytest.approx(without, rel=0.02)
 

@@ -11,7 +11,7 @@ from perfscope.results.findings import Prediction
 from perfscope.results.rows import StragglerRow
 from perfscope.results.tables import LaunchRow, ModuleRow
 from tests.analyzers.rules.jobs import QUICK, STEP_US, Analyzed, analyze, breakdown, context, kernel, runs
-from tests.generator import MS, ModelSpec, Pause, SlowHost, simulate
+from tests.generator import MS, ModelSpec, Pause, SlowHost, step_time_ns
 
 SLOW = SlowHost(factor=16.0)
 
@@ -50,7 +50,7 @@ def test_it_fires_with_the_replay_without_launches(bound):
     assert finding.whatif == {"host.launch": "0"}
     assert finding.obtained == "replayed"
     at_once = replace(QUICK.host, operator_ns=0, launch_ns=0, event_ns=0)
-    free_us = simulate(replace(QUICK, host=at_once, causes=(SLOW,))).truth.step_time_ns / 1e3
+    free_us = step_time_ns(replace(QUICK, host=at_once, causes=(SLOW,))) / 1e3
     assert finding.predicted_step_us.mid == pytest.approx(free_us, abs=0.05 * bound.summary.job.step_time_us)
     assert finding.action.new == '"reduce-overhead"'
     assert 'torch.compile(model, mode="reduce-overhead")' in finding.action.how
@@ -172,7 +172,7 @@ def test_launches_of_all_hosts_are_found_where_most_devices_wait_for_one_of_them
     finding = summary.findings[0]
     assert finding.rule == launch_bound.RULE
     quick = replace(spec, host=replace(spec.host, operator_ns=0, launch_ns=0, event_ns=0))
-    quick_us = simulate(quick).truth.step_time_ns / 1e3
+    quick_us = step_time_ns(quick) / 1e3
     assert finding.predicted_step_us.mid == pytest.approx(quick_us, abs=0.05 * summary.job.step_time_us)
     assert f"that of rank {finding.evidence[0].ranks[0]} for" in finding.title
 

@@ -10,7 +10,7 @@ from perfscope.analyzers.rules.context import RuleContext
 from perfscope.analyzers.rules.loading import dataloader_workers, loader_startup
 from perfscope.recording.metadata import DataLoaderMetadata
 from tests.analyzers.rules.jobs import QUICK, Analyzed, analyze, changed, runs
-from tests.generator import MS, LoaderSpec, SlowLoader, simulate
+from tests.generator import MS, LoaderSpec, SlowLoader, step_time_ns
 
 LONG = replace(QUICK, steps=12, loader=LoaderSpec(workers=2, load_ns=1 * MS))
 STALLED = replace(LONG, causes=(SlowLoader(steps=(19,), load_ns=30 * MS),))
@@ -48,7 +48,7 @@ def test_with_as_many_loaded_ahead_the_stall_is_gone_and_with_one_less_it_is_not
     enough = int(finding.action.new)
     # From the 10th step on, which the recording begins with, workers are as far ahead as they may be.
     steps = {
-        ahead: simulate(replace(STALLED, loader=replace(LONG.loader, prefetch=ahead))).truth.step_time_ns / 1e3
+        ahead: step_time_ns(replace(STALLED, loader=replace(LONG.loader, prefetch=ahead))) / 1e3
         for ahead in (enough - 2, enough)
     }
     unstalled_us = stalled.context.step_time_us / (1 + finding.ceiling)

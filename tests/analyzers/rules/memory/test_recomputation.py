@@ -13,7 +13,7 @@ from perfscope.analyzers.rules.memory import recomputation
 from perfscope.results.findings import Action, Confidence, Evidence, Finding, Obtained, Prediction
 from perfscope.results.rows import MemoryRow
 from tests.analyzers.rules.jobs import GIB, QUICK, STEP_US, Analyzed, analyze, breakdown, changed, context, runs
-from tests.generator import simulate
+from tests.generator import step_time_ns
 
 
 @pytest.fixture(scope="module", params=["reentrant", "non_reentrant"])
@@ -42,7 +42,7 @@ def case(again_us: float = 0.2 * STEP_US, free_gib: float | None = None, **other
 
 def test_the_prediction_is_the_step_of_the_job_that_stores_its_activations(again: Analyzed) -> None:
     (finding,) = (one for one in again.summary.findings if one.rule == recomputation.RULE)
-    truth = simulate(QUICK).truth.step_time_ns / 1e3
+    truth = step_time_ns(QUICK) / 1e3
     assert finding.predicted_step_us is not None
     assert finding.predicted_step_us.mid == pytest.approx(truth, rel=0.005)
     assert finding.obtained is Obtained.REPLAYED

@@ -20,7 +20,7 @@ from tests.analyzers.measured import advised
 from tests.analyzers.rules.jobs import QUICK, analyze
 from tests.emulator.emulate import emulate, step_ns
 from tests.emulator.spec import MS, Cause, Job, Model, Recording
-from tests.generator import Pause, RotatingPause, SlowLoader, cpu_job, simulate
+from tests.generator import Pause, RotatingPause, SlowLoader, cpu_job, step_time_ns
 
 EMULATED = Job(ranks=2, ranks_per_host=2, noise=0.01, item_every=1, model=Model(blocks=4, tokens=4096))
 PIPELINE = replace(
@@ -35,7 +35,7 @@ def test_pauses_of_all_ranks_are_the_finding_with_what_the_job_loses_by_them(tmp
     (finding,) = analyze(replace(QUICK, causes=(pause,)), tmp_path).summary.findings
     assert finding.rule == host_pauses.RULE
     assert finding.evidence[0].ranks == (0, 1, 2, 3)
-    assert finding.predicted_step_us.mid == pytest.approx(simulate(QUICK).truth.step_time_ns / 1e3, rel=0.03)
+    assert finding.predicted_step_us.mid == pytest.approx(step_time_ns(QUICK) / 1e3, rel=0.03)
     assert finding.whatif == {"host.pauses": "0"}
 
 
@@ -80,7 +80,7 @@ def test_pauses_in_turn_are_found_where_no_straggler_has_a_finding(tmp_path):
     finding = host_pauses.evaluate(replace(context, summary=summary))
     assert finding.title.startswith("Ranks 0-5 pause in turn (host time between operators")
     assert "at the same step on all ranks" in finding.action.how
-    assert finding.predicted_step_us.mid == pytest.approx(simulate(spec).truth.step_time_ns / 1e3, rel=0.03)
+    assert finding.predicted_step_us.mid == pytest.approx(step_time_ns(spec) / 1e3, rel=0.03)
     clear = replace(context.summary, stragglers=(turns,))
     assert host_pauses.evaluate(replace(context, summary=clear)) is None
 
@@ -97,7 +97,7 @@ def test_ranks_that_all_pause_in_the_same_steps_take_no_turns(tmp_path, every):
     ]
     context = analyze(replace(QUICK, steps=8, causes=tuple(pauses)), tmp_path).context
     finding = host_pauses.evaluate(context)
-    assert finding.predicted_step_us.mid == pytest.approx(simulate(QUICK).truth.step_time_ns / 1e3, rel=0.03)
+    assert finding.predicted_step_us.mid == pytest.approx(step_time_ns(QUICK) / 1e3, rel=0.03)
     idle = sum(row.idle_host_us for row in context.summary.time_breakdown) / 4 / context.step_time_us
     saved = 1 - finding.predicted_step_us.mid / context.step_time_us
     assert saved - idle >= 0.02
@@ -122,14 +122,14 @@ def test_pauses_of_all_ranks_come_first_where_those_that_take_turns_are_fewer(tm
     best = analyzed.summary.findings[0]
     assert (best.rule, best.whatif) == (host_pauses.RULE, {"host.pauses": "0"})
     assert best.evidence[0].ranks == (0, 1, 2, 3)
-    assert best.predicted_step_us.mid == pytest.approx(simulate(spec).truth.step_time_ns / 1e3, rel=0.03)
+    assert best.predicted_step_us.mid == pytest.approx(step_time_ns(spec) / 1e3, rel=0.03)
 
 
 def test_on_cpus_pauses_of_the_training_threads_are_found(tmp_path):
     analyzed = analyze(replace(CPU_JOB, causes=(Pause(pause_ns=20 * MS),)), tmp_path)
     (finding,) = analyzed.summary.findings
     assert finding.title == f"42% of the step is host time between operators, mostly in {BETWEEN}"
-    assert finding.predicted_step_us.mid == pytest.approx(simulate(CPU_JOB).truth.step_time_ns / 1e3, rel=0.03)
+    assert finding.predicted_step_us.mid == pytest.approx(step_time_ns(CPU_JOB) / 1e3, rel=0.03)
 
 
 def test_the_title_has_the_share_of_the_breakdown_and_what_the_replay_saves_of_it(tmp_path):

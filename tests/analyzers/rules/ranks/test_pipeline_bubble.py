@@ -13,7 +13,7 @@ from perfscope.results.findings import Finding, Obtained, Severity
 from perfscope.results.tables import Pipeline
 from tests.analyzers.job.pipelines.pipeline_jobs import FOUR, INTERLEAVED, made, pipeline, stage, waiting
 from tests.analyzers.rules.jobs import Analyzed, analyze
-from tests.generator import JobSpec, ModelSpec, PipelineSpec, SlowCompute, simulate
+from tests.generator import JobSpec, ModelSpec, PipelineSpec, SlowCompute, step_time_ns
 from tests.generator.paper import BALANCED
 
 SPEC = pipeline(model=ModelSpec(layers=8, tokens=8192), end_sync=True)
@@ -76,10 +76,10 @@ def test_says_more_where_the_replay_saves_some_per_cent(
     assert row is not None
     assert row.predicted_step_us is not None
     more = replace(spec, microbatches=16, model=replace(spec.model, tokens=4096))
-    truth_us = simulate(more).truth.step_time_ns / 1e3
+    truth_us = step_time_ns(more) / 1e3
     assert row.whatif == {"pipeline.microbatches": "16"}
     assert row.predicted_step_us.mid == pytest.approx(truth_us, rel=0.03)
-    assert row.severity == Severity.of_share(1 - row.predicted_step_us.mid / (simulate(spec).truth.step_time_ns / 1e3))
+    assert row.severity == Severity.of_share(1 - row.predicted_step_us.mid / (step_time_ns(spec) / 1e3))
 
 
 def test_a_slow_rank_and_more_microbatches_are_one_plan(tmp_path_factory: pytest.TempPathFactory) -> None:
@@ -113,7 +113,7 @@ def test_the_bound_is_what_the_same_job_takes_with_more_of_them() -> None:
     finding = pipeline_bubble.evaluate(waiting(known))
     assert finding is not None
     assert finding.action.new == "8"
-    times = [simulate(spec).truth.step_time_ns for spec in (few, many)]
+    times = [step_time_ns(spec) for spec in (few, many)]
     assert finding.ceiling == pytest.approx(times[0] / times[1] - 1)
 
 
