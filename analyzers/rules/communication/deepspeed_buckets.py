@@ -31,8 +31,6 @@ TIMES: Final = 4
 """How many times as large the advised bucket is at least: a quarter of the collectives. It is larger where moving so
 much still takes less than this many latencies.
 """
-_BYTES: Final = {"float32": 4, "float64": 8}
-"""Of an element; 2 for all others."""
 
 
 @dataclass(frozen=True)
@@ -112,7 +110,7 @@ def _prefetch(job: RuleContext, zero: dict[str, Any]) -> _ZeroSetting | None:
         return None
     whatif = {"fsdp.prefetch": "1"}
     replayed = job.replayed(whatif, SHARE)
-    needed = 2 * gathers.largest // _element(gathers)
+    needed = 2 * gathers.largest // gathers.element_bytes
     if replayed is None or size >= needed:
         return None
     return _ZeroSetting(
@@ -140,17 +138,17 @@ def _larger(job: RuleContext, zero: dict[str, Any], key: str, *kinds: str) -> _Z
     mean = moved.bytes / moved.count
     if key == "stage3_param_persistence_threshold":
         # Parameters up to the usual size stay on every rank and are not gathered at all.
-        new = int(mean / _element(moved)) + 1
+        new = int(mean / moved.element_bytes) + 1
         stay = byte_size(moved.bytes / (2 * job.microbatches))
         costs = f"Smaller parameters stay on every rank: up to {stay} more memory."
         if new <= old:
             return None
-    elif old * _element(moved) > TIMES * mean:
+    elif old * moved.element_bytes > TIMES * mean:
         return None  # the bucket does not limit their size
     else:
         # A parameter larger than the bucket is reduced by itself.
-        new = _rounded_up(times * max(old, mean / _element(moved)))
-        costs = f"A bucket of {byte_size(new * _element(moved))} per rank."
+        new = _rounded_up(times * max(old, mean / moved.element_bytes))
+        costs = f"A bucket of {byte_size(new * moved.element_bytes)} per rank."
     what = "gradients" if key == "reduce_bucket_size" else "parameters"
     return _ZeroSetting(
         key=key, new=str(new), problem=f"DeepSpeed moves {what} in pieces that are too small", costs=costs,
@@ -180,10 +178,6 @@ def _rounded_up(elements: float) -> int:
     """To two digits: with a little less than all of them, what is left over is sent by itself."""
     unit: int = 10 ** max(len(str(ceil(elements))) - 2, 0)
     return ceil(elements / unit) * unit
-
-
-def _element(moved: CollectiveTraffic) -> int:
-    return _BYTES.get(moved.dtype or "", 2)
 
 
 def _json(value: object) -> str:

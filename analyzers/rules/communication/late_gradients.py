@@ -2,7 +2,8 @@
 
 DistributedDataParallel reduces each bucket as soon as its gradients are there (Li et al., VLDB 2020). In traces of
 other tools all-reduces alone do not show whether it is at work, so what to change is said for both: by hand, or held
-back. ``gradients_by_hand`` is about loops over single gradients, ``ddp_buckets`` about one bucket of a DDP that shows.
+back. ``sharded_overlap`` is about ZeRO, ``gradients_by_hand`` about loops over single gradients, ``ddp_buckets`` about
+one bucket of a DDP that shows.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Final
 from perfscope.analyzers.rules.communication.ddp_arguments import written
 from perfscope.analyzers.rules.communication.gradients_by_hand import LET_DDP, OVERLAPPED
 from perfscope.analyzers.rules.communication.reductions import GradientReductions, reductions
+from perfscope.analyzers.rules.communication.sharded_overlap import sharded_by_unknown
 from perfscope.analyzers.rules.context import RuleContext, known
 from perfscope.analyzers.whatif.bucketing import DEFAULT_CAP
 from perfscope.analyzers.whatif.by_hand import MANY
@@ -76,7 +78,9 @@ def evaluate(job: RuleContext) -> Finding | None:
 
 def _has_own_rule(job: RuleContext, reduced: GradientReductions) -> bool:
     """Does another rule know better, or reduces another wrapper the gradients?"""
-    return reduced.count <= 1 if job.torch_ddp else reduced.count >= MANY or not job.reduced_by_unknown
+    if job.torch_ddp:
+        return reduced.count <= 1
+    return reduced.count >= MANY or not job.reduced_by_unknown or sharded_by_unknown(job)
 
 
 def _how(job: RuleContext, reduced: GradientReductions) -> str:

@@ -11,6 +11,9 @@ from perfscope.analyzers.whatif.latency import beyond_slow_link_ns
 from perfscope.frozen import dataclass
 from perfscope.results.rows import CollectiveRow
 
+_BYTES: Final = {"float32": 4, "float64": 8}
+"""Of an element; 2 for all others."""
+
 
 @dataclass(frozen=True)
 class CollectiveTraffic:
@@ -37,6 +40,11 @@ class CollectiveTraffic:
         if self.alpha_us is None or self.transfer_us <= 0:
             return None
         return min(self.count * self.alpha_us / self.transfer_us, 1.0)
+
+    @property
+    def element_bytes(self) -> int:
+        """Of an element of ``dtype``."""
+        return _BYTES.get(self.dtype or "", 2)
 
     @property
     def us_per_byte(self) -> float:

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
+from perfscope.analyzers.rules.communication.sharded_overlap import sharded_by_unknown
 from perfscope.analyzers.rules.communication.traffic import CollectiveTraffic, traffic
 from perfscope.analyzers.rules.context import RuleContext
 from perfscope.analyzers.rules.memory.memory_limit import model_states
@@ -24,23 +25,35 @@ from perfscope.text import byte_size
 RULE: Final = "sharding-stage"
 SHARE: Final = 0.05
 """Share of the step that must be saved."""
+_TO_STAGE_2: Final = {"zero.stage": "2"}
+_KEPT: Final = {"fsdp.reshard_after_forward": "false"}
+"""Changes after which parameters are gathered once per step."""
 ACROSS: Final = 0.10
 """Least share of the step that is exposed transfer for advice to shard inside a host."""
 
 
 def evaluate(job: RuleContext) -> Finding | None:
     """The finding, or None: no gathers of parameters, overlapped ones, or no free memory for what they gather."""
-    if job.exposed_transfer_us < SHARE * job.step_time_us or not {"fsdp", "zero3"} & set(job.info.strategies):
+    if job.exposed_transfer_us < SHARE * job.step_time_us or not (
+        {"fsdp"} & set(job.info.strategies) or _is_zero3(job)
+    ):
         return None
     gathers = traffic(job, "all_gather")
     found = _gathered_once(job, gathers)
     return _inside_hosts(job, gathers) if found is None and gathers is not None else found
 
 
+def _is_zero3(job: RuleContext) -> bool:
+    """Is it ZeRO's stage 3? Without metadata and ranges it is where the replay finds gathers of the backward."""
+    if "zero3" in job.info.strategies:
+        return True
+    return sharded_by_unknown(job) and job.predict is not None and job.predict(_KEPT) is not None
+
+
 def _gathered_once(job: RuleContext, gathers: CollectiveTraffic | None) -> Finding | None:
     """Parameters gathered once per step."""
-    deepspeed = "zero3" in job.info.strategies
-    change = {"zero.stage": "2"} if deepspeed else {"fsdp.reshard_after_forward": "false"}
+    deepspeed = _is_zero3(job)
+    change = _TO_STAGE_2 if deepspeed else _KEPT
     replayed = job.replayed(change, SHARE)
     # Gathered twice in each micro-batch, each time all but the rank's own shard.
     takes = None if gathers is None else gathers.bytes / (2 * job.microbatches) * (1 - 1 / max(len(gathers.ranks), 1))
@@ -53,7 +66,7 @@ def _gathered_once(job: RuleContext, gathers: CollectiveTraffic | None) -> Findi
         saved_us,
         evidence=_evidence(job, gathers, takes),
         action=replace(
-            _STAGE_2 if deepspeed else _keep_parameters(job),
+            _stage_2(job) if deepspeed else _keep_parameters(job),
             costs=f"Up to {'all parameters' if takes is None else byte_size(takes)} more memory per rank; "
             f"{job.free_in_words}.",
         ),
@@ -67,6 +80,14 @@ _STAGE_2: Final = Action(
     setting='"zero_optimization": {"stage": …}', old="3", new="2",
     how=in_deepspeed('{"zero_optimization": {"stage": 2}}') + "\nAccelerate: zero_stage in its deepspeed_config.",
 )  # fmt: skip
+
+
+def _stage_2(job: RuleContext) -> Action:
+    """As DeepSpeed writes it, where it is known to shard."""
+    if "zero3" in job.info.strategies:
+        return _STAGE_2
+    how = f"Where DeepSpeed shards: {_STAGE_2.how}\nIn code of your own: keep what was gathered for the backward."
+    return replace(_STAGE_2, setting="ZeRO's stage", how=how)
 
 
 def _keep_parameters(job: RuleContext) -> Action:
@@ -96,7 +117,7 @@ def _inside_hosts(job: RuleContext, gathers: CollectiveTraffic) -> Finding | Non
     here = max((run.local_world_size for run in job.runs.values()), default=_ranks_per_host(job, gathers.ranks))
     if not gathers.across_hosts or not 2 <= here < len(gathers.ranks) or job.exposed_share < ACROSS:
         return None
-    deepspeed = "zero3" in job.info.strategies
+    deepspeed = _is_zero3(job)
     takes = _more_inside(job, here, len(gathers.ranks), deepspeed=deepspeed)
     if job.lacks_memory(takes):
         return None

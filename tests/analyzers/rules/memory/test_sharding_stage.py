@@ -54,6 +54,19 @@ def known(job: Analyzed, free_gib: float = 40.0, **fsdp: Any) -> RuleContext:
     return changed(job.context, memory=memory, runs=runs)
 
 
+def test_stage_3_shows_in_its_gathers_where_nothing_names_it(zero: Analyzed) -> None:
+    bare = changed(zero.context, runs={}, strategy="shard")
+    finding = sharding_stage.evaluate(bare)
+    assert finding is not None
+    assert (finding.action.setting, finding.action.old, finding.action.new) == ("ZeRO's stage", "3", "2")
+    assert (finding.obtained, finding.whatif) == (Obtained.REPLAYED, {"zero.stage": "2"})
+    # Parameters that are gathered once are those of another stage.
+    predict = bare.predict
+    assert predict is not None
+    once = changed(bare, predict=lambda change: None if "fsdp.reshard_after_forward" in change else predict(change))
+    assert sharding_stage.evaluate(once) is None
+
+
 def test_fsdp2_keeps_parameters(job: Analyzed) -> None:
     finding = sharding_stage.evaluate(known(job, version=2, reshard_after_forward=True))
     assert finding is not None
