@@ -70,7 +70,7 @@ from perfscope.analyzers.rules.ranks import (
     pipeline_imbalance,
     straggling_rank,
 )
-from perfscope.results.findings import Confidence, Finding, Obtained, Predict, Prediction, Severity
+from perfscope.results.findings import STRAGGLING_RANK, Confidence, Finding, Obtained, Predict, Prediction, Severity
 from perfscope.results.rows import Plan, StragglerRow
 
 Rule = Callable[[RuleContext], Finding | None]
@@ -142,6 +142,12 @@ from twice as much all have low."""
 _LESS_SURE: Final = 0.03
 """By which share each step down in confidence lowers what findings are sorted by."""
 
+_REASONS_TO_WAIT: Final = (STRAGGLING_RANK, dataloader_workers.RULE, loader_startup.RULE, slow_sampler.RULE)
+"""Rules about what a host that waits for its device cannot run ahead of."""
+
+_MOST_OF_WAITS: Final = 0.8
+"""Of what steps without waits of hosts save, from which these come behind the reason for them."""
+
 _SEVERE: Final = (Severity.INFO, Severity.LOW, Severity.MEDIUM, Severity.HIGH)
 
 _SURENESS: Final = (Confidence.LOW, Confidence.MEDIUM, Confidence.HIGH)
@@ -158,12 +164,18 @@ def evaluate(job: RuleContext, defects: Defects | None = None) -> tuple[Finding,
         replace(finding, confidence=_confidence(finding, job, job.step_time_us))
         for finding in _that_gain(found, job.step_time_us)
     ]
-    return tuple(
-        sorted(
-            findings,
-            key=lambda finding: (finding.severity is Severity.INFO, -_worth_for_sure(finding, job)),
-        )
-    )
+    worth = {finding.rule: _worth_for_sure(finding, job) for finding in findings}
+    reason = max(worth.get(rule, 0.0) for rule in _REASONS_TO_WAIT)
+    return tuple(sorted(findings, key=lambda finding: _order(finding, worth[finding.rule], reason)))
+
+
+def _order(finding: Finding, worth: float, reason: float) -> tuple[bool, float, bool]:
+    """What is no defect last, what is worth most first. Waits of hosts for devices come behind what is worth nearly as
+    much by itself, ``reason``: hosts that wait for nothing hide it as far as they run ahead, and it stays.
+    """
+    waits = finding.rule == host_syncs.RULE
+    counts = min(worth, reason) if waits and reason >= _MOST_OF_WAITS * worth else worth
+    return finding.severity is Severity.INFO, -counts, waits
 
 
 def _asked(rule: Rule, job: RuleContext) -> Finding | None:

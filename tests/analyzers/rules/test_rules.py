@@ -109,6 +109,23 @@ def test_findings_come_worst_first():
     assert [finding.rule for finding in evaluate(case)] == [dataloader_workers.RULE, straggling_rank.RULE]
 
 
+@pytest.mark.parametrize(("late_saves", "first"), [(0.33, dataloader_workers.RULE), (0.2, host_syncs.RULE)])
+def test_waits_that_only_show_slow_loading_come_behind_it(late_saves, first):
+    """Without the waits 40 % are saved: hosts run ahead of the loader, which takes as long as before."""
+    saves = {"host.sync": 0.4, "dataloader.num_workers": late_saves}
+
+    def predict(settings):
+        mid = (1 - sum(saves.get(name, 0.0) for name in settings)) * STEP_US
+        return Prediction(low=0.9 * mid, mid=mid, high=1.01 * mid)
+
+    loading = starved(40_000)
+    idle = breakdown(0, idle_sync=5_000.0, idle_dataloader=40_000.0)
+    case = changed(loading, time_breakdown=(idle,), syncs=(SYNC,), predict=predict)
+    found = [finding.rule for finding in evaluate(case)]
+    assert set(found) >= {dataloader_workers.RULE, host_syncs.RULE}
+    assert found[0] == first
+
+
 @pytest.mark.parametrize(("saved", "shown"), [(0.3, True), (0.006, True), (0.004, False), (0.0, False), (-0.2, False)])
 def test_a_change_that_makes_the_step_no_faster_is_not_shown(saved, shown):
     """Neither by the recorded step, nor by the one without the profiler, which takes 90 of its 100 ms."""
