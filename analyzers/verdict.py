@@ -26,7 +26,7 @@ from perfscope.analyzers.losses import (
     where_to_look,
 )
 from perfscope.analyzers.rank.steps import UNMARKED
-from perfscope.results.findings import Action, Finding, Obtained, Severity, plain
+from perfscope.results.findings import STRAGGLING_RANK, Action, Finding, Obtained, Severity, plain
 from perfscope.results.history import EVALUATE_LESS
 from perfscope.results.notes import Note
 from perfscope.results.rows import Verdict
@@ -259,19 +259,27 @@ def _limited(summary: Summary, serious: list[Finding]) -> Verdict:
     headline = f"{first.title}."
     shares, _ = losses(summary)
     category, share = largest(shares, summary, [finding for finding in serious if _gains(finding, summary)])
-    gain = first.gain(summary.job.step_us)
-    recoverable = 1.0 if gain is None or math.isinf(gain) else gain / (1 + gain)
+    recoverable = _share(first, summary)
     if share >= NAMED and category == WAIT and waits_for(summary, serious):
         headline += f" Waiting for late ranks takes another {share:.0%} of the step, mostly for the same reason."
     elif share >= NAMED and share > recoverable:
         what = in_words(category, share, summary)
         headline += f" A larger part, {share:.0%} of the step, is {what}: no fix is known; "
         headline += f"{where_to_look(category, summary)}."
+    late = next((finding for finding in serious[1:] if finding.rule == STRAGGLING_RANK), None)
+    if late is not None and _share(late, summary) >= NAMED:
+        headline += f" Also: {lower_first(late.title)}."
     action = _first_action(first, summary)
     if _may_be_waiting(summary, first):
         headline += " Part of it, or all, may be waiting for ranks that were not recorded."
         action = f"Record all ranks. If none is late: {lower_first(action)}"
     return Verdict(headline=headline, healthy=False, first_action=action)
+
+
+def _share(finding: Finding, summary: Summary) -> float:
+    """Of the step, what its change may save; all of it where that is not known."""
+    gain = finding.gain(summary.job.step_us)
+    return 1.0 if gain is None or math.isinf(gain) else gain / (1 + gain)
 
 
 def _may_be_waiting(summary: Summary, finding: Finding) -> bool:

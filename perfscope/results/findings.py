@@ -147,6 +147,10 @@ class Prediction:
         """Of a step that takes ``longer`` times as long, changed in the same way."""
         return Prediction(low=self.low * longer, mid=self.mid * longer, high=self.high * longer)
 
+    def plus(self, us: float) -> Prediction:
+        """Of a step that takes so much longer."""
+        return Prediction(low=self.low + us, mid=self.mid + us, high=self.high + us)
+
 
 Predict = Callable[[Mapping[str, str]], Prediction | None]
 """Settings of ``perfscope whatif`` -> predicted step time; None where they cannot be replayed."""

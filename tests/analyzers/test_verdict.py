@@ -232,6 +232,21 @@ def test_what_is_transferred_over_a_slow_link_is_no_other_loss(cause: str) -> No
     assert ("A larger part" in judged(case, straggler).headline) is (cause == "compute")
 
 
+@pytest.mark.parametrize(("costs", "named"), [(0.13, True), (0.06, False)])
+def test_a_straggler_is_named_beside_a_change_that_is_worth_more(costs: float, named: bool) -> None:
+    (finding, *_) = evaluate(starved(80_000))
+    first = dataclasses.replace(finding, rule="offload", title="The optimizer computes on the CPU")
+    late = dataclasses.replace(
+        finding, rule="straggling-rank", title="Rank 3 is a straggler", predicted_step_us=None,
+        ceiling=1 / (1 - costs) - 1,
+    )  # fmt: skip
+    case = context(breakdown(0, idle_host=30_000, exposed_comm_wait=13_000))
+    headline = judged(case, first, late).headline
+    assert headline.startswith("The optimizer computes on the CPU.")
+    assert ("Also: rank 3 is a straggler." in headline) is named
+    assert "no fix is known" not in headline  # of the host's time: the optimizer's
+
+
 def test_a_larger_loss_than_that_of_the_first_finding_is_named_beside_it() -> None:
     """As in a recording of 2 ranks of 128: launches 11 %, transfer 26 %."""
     loss = {"idle_launch": 11_000, "exposed_comm_transfer": 26_000, "idle_dependency": 25_000}

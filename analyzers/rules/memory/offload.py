@@ -12,7 +12,7 @@ import json
 from typing import Any, Final
 
 from perfscope.analyzers.rules.context import RuleContext
-from perfscope.analyzers.rules.cpu_optimizer import on_cpu_us
+from perfscope.analyzers.rules.cpu_optimizer import is_for_cpu, on_cpu_us
 from perfscope.analyzers.rules.typed import fsdp1, fsdp2, in_deepspeed
 from perfscope.frozen import dataclass
 from perfscope.results.findings import Action, Confidence, Evidence, Finding
@@ -32,6 +32,7 @@ nothing is copied, and the optimizer takes a few kernels."""
 _ON_CPU: Final = """\
 Else a fused optimizer of the CPU (DeepSpeedCPUAdam, \
 torch.optim.AdamW(fused=True)) takes least, and more processor cores make it quicker (OMP_NUM_THREADS)."""
+_MORE_CORES: Final = "Else more processor cores make it quicker (OMP_NUM_THREADS)."
 _UNKNOWN: Final = f"""\
 The trace does not show what is copied: gradients and parameters for an optimizer on the CPU ({_SETTINGS}), or \
 activations (torch.autograd.graph.save_on_cpu). If the device has enough free memory, keep them there. Else copy from \
@@ -101,7 +102,8 @@ def _of_optimizer(job: RuleContext, offloaded: tuple[Offload, ...], exposed: flo
         ),
         action=Action(
             setting="device of the optimizer", old="CPU", new="the devices",
-            how=f"{settings or _ON_DEVICES}\n{_ON_CPU}", costs="Device memory for gradients and optimizer states.",
+            how=f"{settings or _ON_DEVICES}\n{_MORE_CORES if is_for_cpu(job) else _ON_CPU}",
+            costs="Device memory for gradients and optimizer states.",
         ),
         confidence=Confidence.LOW if job.info.few_steps else Confidence.MEDIUM,
     )  # fmt: skip

@@ -43,14 +43,15 @@ def evaluate(job: RuleContext) -> Finding | None:
     pauses = {rank: mean(each.pausing_us) for rank, each in job.per_step.items()}
     # Ranks may pause in turn: each seldom, and one of them in every step.
     longest_us = mean(map(max, zip(*(each.pausing_us for each in job.per_step.values()), strict=True))) if pauses else 0
-    if longest_us - on_cpu_us(job) < SHARE * job.step_time_us:
+    computing_us = on_cpu_us(job)
+    if longest_us - computing_us < SHARE * job.step_time_us:
         return None
     if job.typical_us("idle_unknown") >= SHARE * job.step_time_us:
         return None  # where events are missing, a host that seems to pause may run operators
     step = job.replayed(_CHANGE, SHARE)
-    if step is None or _is_told(job, step[1]):
+    if step is None or _is_told(job, step[1] - computing_us):
         return None
-    prediction, saved_us = step
+    prediction, saved_us = step[0].plus(computing_us), step[1] - computing_us
     # Where the replay saves less than the pauses take, it saves less of what they wait for a core, too.
     waited_us = _waited_us(job) * min(saved_us / longest_us, 1.0)
     if saved_us - waited_us < SHARE * job.step_time_us:
@@ -90,7 +91,8 @@ def evaluate(job: RuleContext) -> Finding | None:
         confidence=Confidence.LOW if lone else job.confidence(),
         # Without steps, or by one of them, nothing says that a pause comes again: what it costs is a bound.
         predicted=prediction if job.steps and not lone else None,
-        whatif=_CHANGE if job.steps and not lone else None,
+        # What an optimizer computes on the CPU looks like a pause, too, and stays.
+        whatif=_CHANGE if job.steps and not lone and not computing_us else None,
     )
 
 

@@ -68,11 +68,20 @@ def test_without_settings_copies_both_ways_tell(to_device: float, to_host: float
         assert "save_on_cpu" in finding.action.how
 
 
-@pytest.mark.parametrize(("launched", "fires"), [(0.0, True), (6.0, False)])
-def test_an_optimizer_that_launches_nothing_computes_on_the_cpu(launched: float, *, fires: bool) -> None:
+@pytest.mark.parametrize(
+    ("launched", "name", "fires"),
+    [
+        (0.0, "AdamW", True),
+        (6.0, "AdamW", False),
+        (0.15, "AdamW", True),
+        (6.0, "DeepSpeedCPUAdam", True),
+    ],
+    ids=["nothing", "kernels", "what follows counts to it now and then", "copies, under a name of the CPU's"],
+)
+def test_an_optimizer_that_launches_nothing_computes_on_the_cpu(launched: float, name: str, *, fires: bool) -> None:
     """30 ms of each step of 100: the devices wait, behind a synchronization for the gradients."""
     step = ModuleRow(
-        name="Optimizer.step#AdamW.step", depth=0, count_per_step=1.0, host_us_per_step=30_000.0,
+        name=f"Optimizer.step#{name}.step", depth=0, count_per_step=1.0, host_us_per_step=30_000.0,
         device_us_per_step=0.0, kernels_per_step=launched,
     )  # fmt: skip
     waits = SyncRow(
@@ -89,3 +98,4 @@ def test_an_optimizer_that_launches_nothing_computes_on_the_cpu(launched: float,
             "10%"
         )
         assert finding.ceiling == pytest.approx(100 / 60 - 1)
+        assert ("DeepSpeedCPUAdam" in finding.action.how) is (name == "AdamW")

@@ -16,8 +16,9 @@ from perfscope.recording.metadata import CpuMetadata, RunMetadata
 from perfscope.recording.vocabulary import GARBAGE_COLLECTION
 from perfscope.results.findings import Obtained, Prediction
 from perfscope.results.rows import StragglerRow
+from perfscope.results.tables import ModuleRow
 from tests.analyzers.measured import advised
-from tests.analyzers.rules.jobs import QUICK, analyze
+from tests.analyzers.rules.jobs import QUICK, analyze, changed
 from tests.emulator.emulate import emulate, step_ns
 from tests.emulator.spec import MS, Cause, Job, Model, Recording
 from tests.generator import Pause, RotatingPause, SlowLoader, cpu_job, step_time_ns
@@ -37,6 +38,22 @@ def test_pauses_of_all_ranks_are_the_finding_with_what_the_job_loses_by_them(tmp
     assert finding.evidence[0].ranks == (0, 1, 2, 3)
     assert finding.predicted_step_us.mid == pytest.approx(step_time_ns(QUICK) / 1e3, rel=0.03)
     assert finding.whatif == {"host.pauses": "0"}
+
+
+def test_what_an_optimizer_computes_on_the_cpu_is_no_pause_that_can_go(tmp_path):
+    context = analyze(replace(QUICK, causes=(Pause(pause_ns=2 * MS),)), tmp_path).context
+    without = host_pauses.evaluate(context)
+    step = ModuleRow(
+        name="Optimizer.step#DeepSpeedCPUAdam.step", depth=0, count_per_step=1.0, host_us_per_step=1_000.0,
+        device_us_per_step=0.0, kernels_per_step=0.0,
+    )  # fmt: skip
+    beside = host_pauses.evaluate(changed(context, modules=(step,)))
+    assert beside.predicted_step_us.mid == pytest.approx(without.predicted_step_us.mid + 1_000.0)
+    assert (beside.whatif, without.whatif) == ({}, {"host.pauses": "0"})
+    # A straggler costs most of the other pause, and less than half of both.
+    late = StragglerRow(rank=1, cause="host", lost_us=900.0, confidence="high", ranks=(1,))
+    assert host_pauses.evaluate(changed(context, modules=(step,), stragglers=(late,))) is None
+    assert host_pauses.evaluate(changed(context, stragglers=(late,))) is not None
 
 
 def test_pauses_too_short_to_cost_much_are_silent(tmp_path):
