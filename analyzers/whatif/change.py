@@ -18,7 +18,7 @@ from perfscope.analyzers.job.asleep import asleep_shares, waits_for_network
 from perfscope.analyzers.job.collectives.cost_model import CostModel
 from perfscope.analyzers.job.unprofiled import LongStepShare
 from perfscope.analyzers.rank.intervals import Intervals
-from perfscope.analyzers.replay.engine import ReplayResult
+from perfscope.analyzers.replay.engine import OpKind, ReplayResult
 from perfscope.analyzers.replay.engine import replay as replay_schedules
 from perfscope.analyzers.replay.pace import Pace, pace_of
 from perfscope.analyzers.replay.peers import Peers, find_peers
@@ -334,13 +334,21 @@ def keep_host_pace(schedules: EditableSchedules, context: Context) -> None:
 
 def launch_sooner(schedules: EditableSchedules, context: Context, rank: int, lost: Intervals, share: float) -> None:
     """Where hosts are beside their devices, that of a rank comes sooner to the first launch, for which its device
-    waits: by ``share`` of what of that wait is in ``lost`` (own clock).
+    waits, and to the first collective, which may wait for nothing else: by ``share`` of what of these waits is in
+    ``lost`` (own clock).
     """
-    if rank in schedules.hosts:
-        side, steps = schedules.hosts[rank], context.result.partials[rank].steps
-        begin = steps.start_ns[steps.indices_of(context.recorded.steps[:1])]
-        before = int(lost.within(begin, begin + max(-side.lead_ns, 0))[0])
-        schedules.hosts[rank] = replace(side, lead_ns=side.lead_ns + round(share * before))
+    if rank not in schedules.hosts:
+        return
+    side, steps = schedules.hosts[rank], context.result.partials[rank].steps
+    begin = steps.start_ns[steps.indices_of(context.recorded.steps[:1])]
+
+    def sooner_ns(wait_ns: float) -> int:
+        return round(share * int(lost.within(begin, begin + round(max(wait_ns, 0)))[0]))
+
+    schedules.hosts[rank] = replace(side, lead_ns=side.lead_ns + sooner_ns(-side.lead_ns))
+    first = next((op for op in schedules.ops[rank] if op.kind is OpKind.ISSUE), None)
+    if first is not None:
+        first.lag_ns -= sooner_ns(first.lag_ns)
 
 
 @dataclass(frozen=True)

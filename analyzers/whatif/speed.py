@@ -110,6 +110,7 @@ def _take_pace_of_stages(schedules: EditableSchedules, context: Context, rank: i
     ops = schedules.ops[rank]
     if schedules.hosts:
         paused = float(slow.left[slow.row]) if slow.row is TimeCategory.HOST else slow.host
+        launch_sooner(schedules, context, rank, pausing(context.result, rank), 1 - paused)
         for op in ops:
             op.scale_device(slow.compute)
             if op.host is not None:

@@ -275,6 +275,42 @@ def test_a_pause_before_the_first_launch_of_a_recording_counts(tmp_path, steps):
     assert summary.findings[0].predicted_step_us.mid == pytest.approx(10_000, rel=0.05)
 
 
+def test_a_pause_before_the_first_collective_of_a_recording_counts(tmp_path):
+    """The same of two ranks that exchange 1 MiB before they compute: each first collective comes as late as the host,
+    and waits for nothing else.
+    """
+    sent = {
+        "Collective name": "allreduce", "dtype": "Float", "In msg nelems": 1 << 18, "Out msg nelems": 1 << 18,
+        "Group size": 2, "Process Group Name": "0", "Process Group Ranks": "[0, 1]",
+    }  # fmt: skip
+    for rank in range(2):
+        events = []
+        for step in range(3):
+            at = 15_000 * step
+            events.append(("user_annotation", f"ProfilerStep#{step}", at, 15_000, {}))
+            for number, (name, launched, start, takes, args) in enumerate(
+                [("ncclDevKernel_AllReduce_Sum_f32_RING_LL", 5_000, 5_010, 100, {**sent, "stream": 20})]
+                + [("gemm", 5_020 + 10 * n, 5_110 + 980 * n, 980, {"stream": 7}) for n in range(10)],
+                100 * step,
+            ):
+                args = {"device": 0, "correlation": number + 1, **args}
+                events.append(("cuda_runtime", "cudaLaunchKernel", at + launched, 6, {"correlation": number + 1}))
+                events.append(("kernel", name, at + start, takes, args))
+            events.append(("cuda_runtime", "cudaDeviceSynchronize", at + 5_130, 9_870, {}))
+        trace = {
+            "deviceProperties": [{"id": 0, "name": "NVIDIA A100-SXM4-80GB"}],
+            "distributedInfo": {"backend": "nccl", "rank": rank, "world_size": 2},
+            "traceEvents": [
+                {"ph": "X", "cat": cat, "name": name, "pid": int(cat != "kernel"), "tid": 7, "ts": 1e6 + ts, "dur": dur,
+                 "args": args}
+                for cat, name, ts, dur, args in events
+            ],
+        }  # fmt: skip
+        (tmp_path / f"rank{rank}.json").write_text(json.dumps(trace))
+    found = predict(context_of(tmp_path), {"host.pauses": "0"})
+    assert found.mid_ns == pytest.approx(10.1e6, rel=0.03)
+
+
 def test_pauses_of_few_steps_say_so(tmp_path):
     """A checkpoint in 1 of 8 steps is no work of each."""
     first = analyze(replace(QUICK, steps=8), tmp_path / "healthy").context.info.steps[0]
