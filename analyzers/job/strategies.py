@@ -14,7 +14,7 @@ reduce gradients among themselves::
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 import numpy as np
@@ -39,6 +39,9 @@ _OF_MODELS: Final = frozenset({"context", "expert", "tensor"})
 
 _ROLES: Final = ("context", "data", "expert", "shard", "tensor")
 """Roles of groups that are names of strategies."""
+
+_FSDP: Final = {1: "FullyShardedDataParallel.", 2: "FSDP::"}
+"""Version -> what its ranges begin with."""
 
 _GRADIENTS: Final = 0.25
 """Share of the gradients' bytes from which all-reduces are theirs: scalars of losses and norms are fewer, gradients may
@@ -80,6 +83,12 @@ def job_strategies(
     if not strategies and world_size == 1:
         strategies = {"single"}
     return tuple(sorted(strategies))
+
+
+def fsdp_by_ranges(names: Iterable[str]) -> int | None:
+    """The version of FSDP that writes these ranges; None where that is none, or both."""
+    shown = {version for name in names for version, begins in _FSDP.items() if name.startswith(begins)}
+    return shown.pop() if len(shown) == 1 else None
 
 
 def _described(result: AlignedJob) -> set[str]:

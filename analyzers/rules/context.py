@@ -12,6 +12,7 @@ from typing import Any, Final
 from perfscope.analyzers.job.extra_work import ExtraCost, LoopCost
 from perfscope.analyzers.job.rank_steps import RankSteps
 from perfscope.analyzers.job.slow_operators import SlowOperator
+from perfscope.analyzers.job.strategies import fsdp_by_ranges
 from perfscope.analyzers.job.tables.syncs import SyncRow
 from perfscope.analyzers.whatif.curves import uses_torch_ddp
 from perfscope.frozen import dataclass
@@ -205,6 +206,12 @@ class RuleContext:
     def settings(self, subject: str) -> dict[str, Any]:
         """Recorded settings of one subject, of the lowest rank that has any; empty without."""
         return next((run.settings[subject] for _, run in sorted(self.runs.items()) if run.settings.get(subject)), {})
+
+    @property
+    def fsdp_version(self) -> int | None:
+        """Of the FSDP in use: as it was recorded, else by the ranges that it writes; None where neither tells."""
+        recorded: int | None = self.settings("fsdp").get("version")
+        return recorded or fsdp_by_ranges(row.name for row in self.summary.modules)
 
     @property
     def deepspeed_config(self) -> dict[str, Any]:

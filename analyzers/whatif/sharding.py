@@ -13,6 +13,7 @@ from typing import Final
 
 import numpy as np
 
+from perfscope.analyzers.job.strategies import fsdp_by_ranges
 from perfscope.analyzers.replay.engine import OpKind
 from perfscope.analyzers.whatif.change import (
     BadSetting,
@@ -45,8 +46,6 @@ _DDP_BUCKET: Final = 25 << 20
 """Default ``bucket_cap_mb`` of DistributedDataParallel, in bytes."""
 _FEW: Final = 3
 """With fewer reductions per step it is not known when those of other sizes would be issued."""
-_FSDP1: Final = "FullyShardedDataParallel."
-_FSDP2: Final = "FSDP::"
 
 
 def _stage(schedules: EditableSchedules, context: Context, name: str, value: str) -> Uncertainty:
@@ -201,8 +200,8 @@ def _is_fsdp1(context: Context) -> bool:
     for run in context.runs.values():
         if "fsdp" in run.settings:
             return bool(run.settings["fsdp"].get("version") == 1)
-    names = [name for partial in context.result.partials.values() for name in partial.tables.modules.names]
-    return any(name.startswith(_FSDP1) for name in names) and not any(name.startswith(_FSDP2) for name in names)
+    names = (name for partial in context.result.partials.values() for name in partial.tables.modules.names)
+    return fsdp_by_ranges(names) == 1
 
 
 def _overlap_reductions(schedules: EditableSchedules, context: Context, name: str, value: str) -> Uncertainty:

@@ -39,7 +39,7 @@ def evaluate(job: RuleContext) -> Finding | None:
         takes = scattered.bytes / no_sync.rounds(job) * (1 - 1 / max(len(scattered.ranks), 1))
     if job.lacks_memory(takes):
         return None
-    version = job.settings("fsdp").get("version")
+    version = job.fsdp_version
     own = _OF_FSDP1 if version == 1 else _OF_FSDP2
     sentence, typed = own if job.framework == TORCH else no_sync.HOW.get(job.framework, own)
     action = Action(

@@ -81,7 +81,7 @@ def _best_change(job: RuleContext) -> tuple[dict[str, str], Prediction, float] |
 
 def _prefetch_action(job: RuleContext, change: dict[str, str], costs: str) -> Action:
     """What is still off, as the FSDP in use writes it."""
-    if job.settings("fsdp").get("version") == 1:
+    if job.fsdp_version == 1:
         return _arguments(job, change, costs)
     calls = ["following.set_modules_to_backward_prefetch([block])"]
     if change == _ALL:
@@ -106,9 +106,10 @@ def _arguments(job: RuleContext, change: dict[str, str], costs: str) -> Action:
         if in_file
         else fsdp1(*("BackwardPrefetch",) * ("backward_prefetch" in off), **off)
     )
+    now = ", ".join(str(fsdp.get(name, False if name == "forward_prefetch" else None)) for name in off)
     return Action(
         setting=", ".join(off),
-        old=", ".join(str(fsdp.get(name, False if name == "forward_prefetch" else None)) for name in off),
+        old=now if fsdp else None,
         new=", ".join(value.split(".")[-1] for value in off.values()),
         how=how,
         costs=costs,
@@ -157,7 +158,7 @@ def _wrap(job: RuleContext, what: str) -> str:
             "fsdp_config:\n  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP\n"
             "  fsdp_transformer_layer_cls_to_wrap: Block",
         )
-    if job.settings("fsdp").get("version") == 1:
+    if job.fsdp_version == 1:
         return f"{what}; with their class for Block:\n" + fsdp1(
             before="from functools import partial\n"
             "from torch.distributed.fsdp.wrap import transformer_auto_wrap_policy\n"

@@ -152,7 +152,7 @@ _SCALED: Final = "\nWith float16, gradients have to be scaled:\n" + code(
 def _how(job: RuleContext, products: _Products, half: str) -> str:
     used = job.framework
     line = _HOWS[used]
-    version = job.settings("fsdp").get("version")
+    version = job.fsdp_version
     if used == "torch" and version in _FSDP:
         line = _FSDP[version]
     lines = [line.format(half=half, short=_SHORT[half])]

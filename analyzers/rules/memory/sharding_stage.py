@@ -95,17 +95,17 @@ def _keep_parameters(job: RuleContext) -> Action:
     fsdp = job.settings("fsdp")
     if job.framework in ("accelerate", "transformers"):
         name, new = "fsdp_reshard_after_forward", "false"
-        if fsdp.get("version") == 1:
+        if job.fsdp_version == 1:
             name, new = "fsdp_sharding_strategy", "SHARD_GRAD_OP"
         how = in_accelerate(f"fsdp_config:\n  {name}: {new}")
         return Action(setting=name, old=str(fsdp.get("sharding_strategy", "true")), new=new, how=how)
-    if fsdp.get("version") == 1:
+    if job.fsdp_version == 1:
         old = str(fsdp.get("sharding_strategy", "FULL_SHARD"))
         new = "_HYBRID_SHARD_ZERO2" if "HYBRID" in old else "SHARD_GRAD_OP"
         how = fsdp1("ShardingStrategy", sharding_strategy=f"ShardingStrategy.{new}")
         return Action(setting="FullyShardedDataParallel(sharding_strategy=…)", old=old, new=new, how=how)
     how = fsdp2(reshard_after_forward=False)
-    if not fsdp:
+    if job.fsdp_version is None:
         typed = fsdp1("ShardingStrategy", sharding_strategy="ShardingStrategy.SHARD_GRAD_OP")
         how += f"\nWith FSDP1:\n{typed}"
     old = str(fsdp.get("reshard_after_forward", True))
@@ -167,13 +167,14 @@ def _hybrid(job: RuleContext, here: int, hosts: int, *, deepspeed: bool) -> Acti
             how="As many as a host has ranks. "
             + in_deepspeed(f'{{"zero_optimization": {{"stage": 3, "zero_hpz_partition_size": {here}}}}}'),
         )  # fmt: skip
-    if job.settings("fsdp").get("version") == 1:
-        how = fsdp1("ShardingStrategy", sharding_strategy="ShardingStrategy.HYBRID_SHARD")
-        setting = "FullyShardedDataParallel(sharding_strategy=…)"
-        return Action(setting=setting, old=None, new="HYBRID_SHARD", how=how)
     mesh = f'mesh = init_device_mesh("cuda", ({hosts}, {here}), mesh_dim_names=("replicate", "shard"))'
-    how = fsdp2(before=f"from torch.distributed.device_mesh import init_device_mesh\n{mesh}", mesh="mesh")
-    return Action(setting="fully_shard(mesh=…)", old=None, new=f"({hosts}, {here})", how=how)
+    before, new = f"from torch.distributed.device_mesh import init_device_mesh\n{mesh}", f"({hosts}, {here})"
+    if job.fsdp_version == 1:
+        strategy = "ShardingStrategy.HYBRID_SHARD"
+        how = fsdp1("ShardingStrategy", before=before, sharding_strategy=strategy, device_mesh="mesh")
+        setting = "FullyShardedDataParallel(sharding_strategy=HYBRID_SHARD, device_mesh=…)"
+        return Action(setting=setting, old=None, new=new, how=how)
+    return Action(setting="fully_shard(mesh=…)", old=None, new=new, how=fsdp2(before=before, mesh="mesh"))
 
 
 def _evidence(job: RuleContext, gathers: CollectiveTraffic | None, takes: float | None) -> tuple[Evidence, ...]:

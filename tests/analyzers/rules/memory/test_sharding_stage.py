@@ -14,7 +14,7 @@ from perfscope.analyzers.rules.memory.memory_limit import ModelStates
 from perfscope.recording.metadata import DeviceMetadata, ModelMetadata, RunMetadata
 from perfscope.results.findings import Confidence, Obtained
 from perfscope.results.rows import MemoryRow
-from perfscope.results.tables import GroupRow
+from perfscope.results.tables import GroupRow, ModuleRow
 from tests.analyzers.rules.jobs import GIB, Analyzed, analyze, changed
 from tests.generator import JobSpec, ModelSpec, NetworkSpec
 
@@ -52,6 +52,22 @@ def known(job: Analyzed, free_gib: float = 40.0, **fsdp: Any) -> RuleContext:
         for rank in job.context.ranks
     }  # fmt: skip
     return changed(job.context, memory=memory, runs=runs)
+
+
+def test_ranges_tell_which_fsdp_it_is(job: Analyzed) -> None:
+    for name, setting in (
+        ("FullyShardedDataParallel.forward", "FullyShardedDataParallel(sharding_strategy=…)"),
+        ("FSDP::pre_forward (layers.0)", "fully_shard(reshard_after_forward=…)"),
+    ):
+        row = ModuleRow(
+            name=name, depth=0, count_per_step=1.0, host_us_per_step=1.0, device_us_per_step=1.0, kernels_per_step=1.0
+        )
+        finding = sharding_stage.evaluate(changed(job.context, runs={}, modules=(row,)))
+        assert finding is not None
+        assert finding.action.setting == setting
+        # Only of what is in use is said what to change.
+        assert ("fully_shard" in finding.action.how) is setting.startswith("fully_shard")
+        assert ("FullyShardedDataParallel" in finding.action.how) is not setting.startswith("fully_shard")
 
 
 def test_stage_3_shows_in_its_gathers_where_nothing_names_it(zero: Analyzed) -> None:
