@@ -29,7 +29,7 @@ from perfscope.analyzers.rank.steps import UNMARKED
 from perfscope.results.findings import STRAGGLING_RANK, Action, Finding, Obtained, Severity, plain
 from perfscope.results.history import EVALUATE_LESS
 from perfscope.results.notes import Note
-from perfscope.results.rows import Verdict
+from perfscope.results.rows import NO_FIX, Verdict
 from perfscope.results.summary import Summary
 from perfscope.results.tables import Pipeline
 from perfscope.text import byte_size, factor, lower_first, percent, plural, ranks_in_words
@@ -78,7 +78,7 @@ _FUSE: Final = (
 )
 
 _LOOK_AT_KERNELS: Final = (
-    "No fix is known: look at what takes long in the kernels' table and at its share of the peak; larger batches and "
+    f"{NO_FIX}: look at what takes long in the kernels' table and at its share of the peak; larger batches and "
     "fused kernels raise it."
 )
 
@@ -206,7 +206,7 @@ def _of_training(summary: Summary) -> Verdict:
         return Verdict(
             headline=f"{share:.0%} of the step is {what}{besides}; compute takes {compute:.0%}.",
             healthy=False,
-            first_action=f"No fix is known: {where_to_look(category, summary)}.",
+            first_action=f"{NO_FIX}: {where_to_look(category, summary)}.",
         )
     busy = f"compute takes {percent(compute)} of the step"
     busy += f"; the pipeline bubble takes {bubble}" if bubble else ""
@@ -336,7 +336,7 @@ def _without_limit(summary: Summary, busy: str, compute: float, category: str) -
         return Verdict(
             headline=f"No single cause: {busy}.",
             healthy=False,
-            first_action=f"No fix is known for the largest part: {where_to_look(category, summary)}.",
+            first_action=f"{NO_FIX} for the largest part: {where_to_look(category, summary)}.",
         )
     mfu = summary.utilisation.mfu
     if mfu is not None and mfu < EFFICIENT and not _is_lower_bound(summary):
@@ -462,6 +462,8 @@ def _change(action: Action) -> str:
         what = action.setting
     else:
         what = f"{action.setting} to {new}"
-    if new == "on":
-        return f"Turn on {action.setting}."
+    if new in ("on", "off"):
+        return f"Turn {new} {action.setting}."
+    if action.old is not None and " " in action.old and new != "set":
+        return f"Change {action.setting} from {action.old} to {new}."
     return f"Set {what} (now {action.old})." if action.old is not None else f"Set {what}."

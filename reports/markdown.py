@@ -36,7 +36,8 @@ def of_summary(summary: Summary) -> str:
     lines = [f"### PerfScope: {escaped(summary.verdict.headline)}", ""]
     lines.append(escaped(" · ".join(overview.identity(summary))))
     if summary.verdict.first_action:
-        lines += ["", f"**Do first:** {escaped(summary.verdict.first_action)}"]
+        lead = f"**{summary.verdict.lead}:** " if summary.verdict.lead else ""
+        lines += ["", f"{lead}{escaped(summary.verdict.first_action)}"]
     if summary.crash is not None:
         lines += ["", *(f"- {escaped(line.strip())}" for line in crash.terminal_lines(summary.crash))]
     if summary.hang is not None:

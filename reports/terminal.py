@@ -75,10 +75,11 @@ def extremes(rows: Iterable[TimeBreakdown], stragglers: Iterable[int]) -> list[t
 
 
 def _headline(summary: Summary, paint: Paint) -> list[str]:
-    first, tone = summary.verdict.first_action, "good" if summary.verdict.healthy else "bad"
+    first, lead = summary.verdict.first_action, summary.verdict.lead
+    tone = "good" if summary.verdict.healthy else "bad"
     return [
         *(paint.tone(line, tone) for line in _wrapped(summary.verdict.headline, paint.width)),
-        *(paint.bold(line) for line in _wrapped(f"Do first: {first}" if first else "", paint.width)),
+        *(paint.bold(line) for line in _wrapped(f"{lead}: {first}" if first and lead else first or "", paint.width)),
     ]
 
 

@@ -421,6 +421,10 @@ class Plan:
     predicted_step_us: Prediction
 
 
+NO_FIX: Final = "No fix is known"
+"""What a verdict's first action begins with where there is none, but where to look for more."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
     """The answer in one sentence, and what to do first."""
@@ -435,6 +439,11 @@ class Verdict:
         str | None, "What to do first, and the speedup; where to look where no fix is known; None when healthy."
     ]
     unsure: Annotated[bool, "Nothing limits what was recorded, but that is too little to call the job healthy."] = False
+
+    @property
+    def lead(self) -> str:
+        """What stands before the first action: nothing where that only says where to look."""
+        return "" if (self.first_action or "").startswith(NO_FIX) else "Do first"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -232,6 +232,31 @@ def test_what_is_transferred_over_a_slow_link_is_no_other_loss(cause: str) -> No
     assert ("A larger part" in judged(case, straggler).headline) is (cause == "compute")
 
 
+@pytest.mark.parametrize(
+    ("setting", "old", "new", "said"),
+    [
+        ("torch.utils.checkpoint.checkpoint", "on", "off", "Turn off torch.utils.checkpoint.checkpoint."),
+        ("gradient all-reduce", "one for each parameter", "DistributedDataParallel",
+         "Change gradient all-reduce from one for each parameter to DistributedDataParallel."),
+        ("micro-batches per step", "8", "16", "Set micro-batches per step to 16 (now 8)."),
+    ],
+)  # fmt: skip
+def test_what_is_no_setting_is_not_set(setting: str, old: str, new: str, said: str) -> None:
+    (finding, *_) = evaluate(starved(80_000))
+    action = dataclasses.replace(finding.action, setting=setting, old=old, new=new)
+    found = judged(context(breakdown(0, idle_host=30_000)), dataclasses.replace(finding, action=action))
+    assert found.first_action is not None
+    assert found.first_action.startswith(said)
+    assert found.lead == "Do first"
+
+
+def test_where_to_look_is_nothing_to_do_first() -> None:
+    found = judged(context(breakdown(0, exposed_comm_transfer=33_000)))
+    assert found.first_action is not None
+    assert found.first_action.startswith("No fix is known: look at which collectives")
+    assert found.lead == ""
+
+
 @pytest.mark.parametrize(("costs", "named"), [(0.13, True), (0.06, False)])
 def test_a_straggler_is_named_beside_a_change_that_is_worth_more(costs: float, named: bool) -> None:
     (finding, *_) = evaluate(starved(80_000))

@@ -98,9 +98,9 @@ def _behind_others(
         return None
     return job.finding(
         RULE,
-        f"Launch-bound: a step takes {job.share(saved_us):.0%} less with launches that cost nothing; most devices wait "
-        f"for others, and that of rank {longest.rank} for {job.share(longest.idle_launch_us):.0%} of the step for its "
-        "host's next launch",
+        f"Launch-bound: a step takes {job.share(saved_us):.0%} less with launches that cost nothing: devices wait for "
+        f"their host's next launch, that of rank {longest.rank} for {job.share(longest.idle_launch_us):.0%} of the "
+        "step, and most others wait for such a rank",
         saved_us,
         evidence=(
             Evidence(

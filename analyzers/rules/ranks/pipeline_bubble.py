@@ -29,6 +29,8 @@ MOST_TIMES: Final = 4
 """At most this many times as many micro-batches are advised: each gets as many times smaller, or the batch larger."""
 ALIKE: Final = 0.02
 """Step times closer than this are equal within noise."""
+FILLED: Final = 0.8
+"""Of the inherent bubble, below which something fills it, as halves of backwards do: what is left is not inherent."""
 BEYOND: Final = 0.02
 """Share of the step by which a bubble must exceed the inherent one for both to be named."""
 
@@ -96,6 +98,8 @@ def _size(pipeline: Pipeline) -> _Size | None:
 def _title(pipeline: Pipeline, size: _Size) -> str:
     share = inherent_bubble_share(pipeline)
     what = f"{size.stages} stages and {size.microbatches} micro-batches"
+    if share < FILLED * (pipeline.ideal_bubble_share or 0.0):
+        return f"The pipeline bubble takes {pipeline.bubble_share:.0%} of the step, with {what}"
     inherent = f"{share:.0%} is inherent" if pipeline.bubble_share - share >= BEYOND else "it is inherent"
     return f"The pipeline bubble takes {pipeline.bubble_share:.0%} of the step; {inherent} in {what}"
 

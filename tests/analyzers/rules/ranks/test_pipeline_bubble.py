@@ -12,7 +12,7 @@ from perfscope.analyzers.rules.ranks import pipeline_bubble
 from perfscope.results.findings import Finding, Obtained, Severity
 from perfscope.results.tables import Pipeline
 from tests.analyzers.job.pipelines.pipeline_jobs import FOUR, INTERLEAVED, made, pipeline, stage, waiting
-from tests.analyzers.rules.jobs import Analyzed, analyze
+from tests.analyzers.rules.jobs import Analyzed, analyze, changed
 from tests.generator import JobSpec, ModelSpec, PipelineSpec, SlowCompute, step_time_ns
 from tests.generator.paper import BALANCED
 
@@ -102,6 +102,16 @@ def test_reports_what_more_micro_batches_can_bring_at_most() -> None:
     assert "n_microbatches=32" in finding.action.how
     assert "16%" in finding.action.how  # interleaved: 3/19
     assert "27% is inherent" in finding.title
+
+
+def test_a_bubble_that_is_filled_in_part_is_not_inherent() -> None:
+    """3/11 of the step by the formula; halves of backwards leave 15% of it."""
+    case = waiting(made(FOUR))
+    assert case.summary.pipeline is not None
+    filled = changed(case, pipeline=replace(case.summary.pipeline, bubble_share=0.15))
+    finding = pipeline_bubble.evaluate(filled)
+    assert finding is not None
+    assert finding.title == "The pipeline bubble takes 15% of the step, with 4 stages and 8 micro-batches"
 
 
 def test_the_bound_is_what_the_same_job_takes_with_more_of_them() -> None:
