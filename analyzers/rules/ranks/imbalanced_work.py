@@ -20,6 +20,7 @@ from perfscope.analyzers.replay.stragglers.chance import are_few
 from perfscope.analyzers.rules.context import RuleContext
 from perfscope.results.findings import Action, Confidence, Evidence, Finding
 from perfscope.results.rows import StragglerRow
+from perfscope.text import ranks_in_words
 from perfscope.trace.trace import Float64
 
 RULE: Final = "uneven-work"
@@ -33,6 +34,11 @@ SPREAD: Final = 0.03
 """Least relative standard deviation of the work: a correlation of noise means nothing."""
 AGREES: Final = 0.2
 """Part of a straggler's cost by which the what-if may differ that is named for it."""
+
+_LONGER: Final = 1.1
+"""Of what most ranks compute in a step, from which one computes clearly longer."""
+_MOST: Final = 3
+"""Ranks from which some of them are most."""
 
 _OF_A_LAYER: Final = 4
 """All-to-alls in a step that a layer with experts has: to them and back, in the forward and in the backward."""
@@ -77,10 +83,15 @@ def evaluate(job: RuleContext) -> Finding | None:
 
 def _within_steps(job: RuleContext, row: StragglerRow) -> Finding:
     """Of work that differs from one collective to the next: over whole steps nothing need follow it."""
-    experts = exchanges_tokens(job)
+    experts, always = exchanges_tokens(job), _always_longer(job)
+    for_whom = "at each collective for another one"
+    if always:
+        for_whom = (
+            f"mostly for {ranks_in_words(always)}, which {'compute' if always[1:] else 'computes'} longer each time"
+        )
     return job.finding(
         RULE,
-        f"Uneven work: ranks wait {job.share(row.lost_us):.0%} of the step, at each collective for another one",
+        f"Uneven work: ranks wait {job.share(row.lost_us):.0%} of the step, {for_whom}",
         row.lost_us,
         evidence=(Evidence("straggler cost, replayed", row.lost_us, "us", row.ranks),),
         action=Action(
@@ -97,6 +108,18 @@ def _within_steps(job: RuleContext, row: StragglerRow) -> Finding:
         predicted=row.step_without(job.step_time_us),
         whatif=_whatif(job, row),
     )
+
+
+def _always_longer(job: RuleContext) -> tuple[int, ...]:
+    """Ranks that compute clearly longer than most in each step, fewer than half of them: work of the same ones is more,
+    wherever in the step.
+    """
+    compute = np.array([each.compute_us for each in job.per_step.values()])
+    if compute.ndim < 2 or len(compute) < _MOST or not compute.size:
+        return ()
+    longer = (compute >= _LONGER * np.median(compute, axis=0)).all(axis=1)
+    ranks = tuple(rank for rank, is_longer in zip(job.per_step, longer.tolist(), strict=True) if is_longer)
+    return ranks if 2 * len(ranks) < len(compute) else ()
 
 
 def _whatif(job: RuleContext, row: StragglerRow) -> dict[str, str]:

@@ -185,6 +185,22 @@ def test_work_that_differs_from_one_collective_to_the_next_is_of_experts_where_t
     assert "capacity factor" not in imbalanced_work.evaluate(changed(context, collectives=few)).action.how
 
 
+@pytest.mark.parametrize(("times", "named"), [(1.4, True), (1.05, False)])
+def test_ranks_that_always_have_more_are_named(in_turn, times, named):
+    """Ranks 0 and 1 of five compute longer than the others in every step, as those with the experts that are liked."""
+    (row, *_) = in_turn.context.summary.stragglers
+    (one, *_) = in_turn.context.per_step.values()
+    steps = len(one.compute_us)
+    per_step = {
+        rank: replace(one, compute_us=(1_000.0 * (times if rank < 2 else 1.0),) * steps, flops=None, forward_us=None)
+        for rank in range(5)
+    }
+    context = changed(in_turn.context, stragglers=(replace(row, within_steps=True),), per_step=per_step)
+    title = imbalanced_work.evaluate(context).title
+    assert ("mostly for ranks 0, 1, which compute longer each time" in title) is named
+    assert ("at each collective for another one" in title) is not named
+
+
 def test_tokens_that_are_exchanged_come_before_lengths_where_work_differs_within_steps(in_turn):
     """Whole steps follow the FLOPs, which tells work, and not whether it is of sequences or of experts."""
     context = with_flops(in_turn.context, uneven=True)
