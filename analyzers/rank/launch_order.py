@@ -347,12 +347,11 @@ class _Builder:
 def _stream_waits(trace: Trace, host: HostActivity, issued_ns: Int64) -> Int64:
     """As in ``HostLane``."""
     calls = trace.rows(Category.RUNTIME, named=_STREAM_WAIT.match, threads=host.threads)
-    operators = Intervals.of_rows(
-        trace, trace.rows(Category.CPU_OP, named=COMMUNICATION_OPERATOR.match, threads=host.threads)
-    )
+    operators = trace.rows(Category.CPU_OP, named=COMMUNICATION_OPERATOR.match, threads=host.threads)
     issued = np.sort(issued_ns[issued_ns != NONE])
-    before, until = (np.searchsorted(issued, edges) for edges in (operators.start_ns, operators.end_ns))
-    issuing = Intervals(operators.start_ns[until > before], operators.end_ns[until > before])
+    before, until = (np.searchsorted(issued, at) for at in (trace.start_ns[operators], trace.ends_ns(operators)))
+    # torch's ``wait`` is an operator of the same name that may begin as the one that issues has ended.
+    issuing = Intervals.of_rows(trace, operators[until > before])
     return np.sort(trace.ends_ns(calls[~issuing.covers(trace.start_ns[calls])]))
 
 

@@ -88,3 +88,19 @@ def test_compute_waits_for_a_slower_exchange(calls: int, issued: int, factor: in
 def test_nothing_is_said_to_wait_where_no_call_shows_it(calls: int, issued: int, late: int | None) -> None:
     _, recorded = recorded_ring(calls=calls, issued=issued, late=late, pause=300)
     assert step_us(recorded, 4) == pytest.approx(UNITS * COMPUTE + OPTIMIZER, rel=0.01)
+
+
+def test_calls_of_the_operator_that_issues_are_no_waits_for_its_result() -> None:
+    """Before the launch its stream waits for compute, after it NCCL's streams for each other; torch's ``wait`` is an
+    operator of the same name that begins as the first one ends.
+    """
+    rank = Rank(0, 2, {"0": (0, 1)}, describe="operator")
+    rank.kernel("all_to_allv", "0", 1_000 * US, 1_100 * US, launch=900 * US)
+    for called in (900 * US - 2, 900 * US + 1):
+        rank.builder.event("cudaStreamWaitEvent", Category.RUNTIME, called, called + 1)
+    rank.builder.op("record_param_comms", 900 * US + 3, 900 * US + 9)
+    rank.builder.event("cudaStreamWaitEvent", Category.RUNTIME, 900 * US + 4, 900 * US + 6)
+    rank.builder.launched("gemm", 950 * US, 1_110 * US, 1_200 * US)
+    lane = analyze_rank(rank.builder.build()).progress.host
+    assert lane is not None
+    assert lane.stream_waits_ns.tolist() == [900 * US + 6]
