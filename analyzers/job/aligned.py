@@ -30,6 +30,8 @@ steps evaluate, that is how the job trains (reinforcement learning, say)."""
 
 _STARTING: Final = 3.0
 """Times the median of the steps after it that a job's first step takes at least, where it starts libraries."""
+_AGAIN: Final = 0.7
+"""Part of its time from which another step is as long: such steps recur, as with parameters averaged now and then."""
 _FIRST: Final = 2
 """Highest number of such a step: in recordings that begin later the job has started."""
 _AFTER: Final = 3
@@ -261,7 +263,8 @@ def _starting(partials: Mapping[int, RankPartial], steps: Int64) -> Int64:
     took = np.max([of.end_ns[used] - of.start_ns[used] for of, used in windows], axis=0)
     count = 0
     while count < len(steps) - _AFTER and steps[count] <= _FIRST:
-        if took[count] < _STARTING * np.median(took[count + 1 :]):
+        after = took[count + 1 :]
+        if took[count] < _STARTING * np.median(after) or after.max() >= _AGAIN * took[count]:
             break
         count += 1
     return steps[:count]

@@ -11,7 +11,7 @@ from perfscope.analyzers.rank.intervals import Intervals
 from perfscope.analyzers.rank.kernel_classes import EMBEDDING, PRODUCTS, class_of_kernel, class_of_operator
 from perfscope.analyzers.rank.launches import GRAPH_LAUNCH, DeviceWork, blocking_calls
 from perfscope.analyzers.rank.loop_phases import AUTOGRAD, DDP_FORWARD, LOOP, OPTIMIZER_RANGE, by_phase
-from perfscope.analyzers.rank.pauses import by_function, by_range, find_pauses
+from perfscope.analyzers.rank.pauses import PAUSE_NS, by_function, by_range, find_pauses
 from perfscope.frozen import dataclass
 from perfscope.recording.vocabulary import (
     DATALOADER,
@@ -105,7 +105,8 @@ STEP: Final = re.compile(f"{re.escape(PROFILER_STEP_PREFIX)}|{re.escape(NVTX_STE
 class HostActivity:
     """Sets of time on the rank's own clock, over its training threads.
 
-    ``loading`` is the time in a data loader's ``__next__``. ``operators`` covers framework operators and runtime calls.
+    ``loading`` is the time in a data loader's ``__next__``. ``operators`` covers framework operators and runtime calls;
+    ``computing`` is the part of it in which operators do the work themselves: an optimizer on the CPU.
     ``blocked_start_ns`` and ``blocked_end_ns`` are the single blocking calls (``blocking_calls``), ascending. ``named``
     has host work by its name (``COLLECTING``, ``COMPILING``, ``EVALUATING``, ``LOADER_STARTING``, ``SAVING``,
     Python functions, ``BETWEEN``, phases of the loop as in ``by_phase``).
@@ -115,6 +116,7 @@ class HostActivity:
     sampling: Intervals
     """When a data loader's sampler draws indices."""
     operators: Intervals
+    computing: Intervals
     blocked_start_ns: Int64
     blocked_end_ns: Int64
     blocked_row: Int64
@@ -179,6 +181,7 @@ def host_activity(trace: Trace, work: DeviceWork) -> HostActivity:
             trace, trace.rows(Category.ANNOTATION, Category.PYTHON, named=_SAMPLER.search, threads=threads)
         ),
         operators=operators,
+        computing=_computing(trace, threads).intersect(operators) if len(work) else Intervals.empty(),
         blocked_start_ns=trace.start_ns[blocked],
         blocked_end_ns=trace.ends_ns(blocked),
         blocked_row=blocked,
@@ -188,6 +191,15 @@ def host_activity(trace: Trace, work: DeviceWork) -> HostActivity:
         between=between,
         threads=threads,
     )
+
+
+def _computing(trace: Trace, threads: Int64) -> Intervals:
+    """Where operators neither call the runtime nor each other for as long as a pause: no launch takes that long."""
+    calls = trace.rows(Category.RUNTIME, threads=threads)
+    rows = np.concatenate((trace.rows(Category.CPU_OP, threads=threads), calls))
+    edges = np.sort(np.concatenate((trace.start_ns[rows], trace.ends_ns(rows))))
+    long = np.diff(edges) >= PAUSE_NS
+    return Intervals.of(edges[:-1][long], edges[1:][long]).subtract(Intervals.of_rows(trace, calls))
 
 
 def _pauses_of_compiled(trace: Trace, threads: Int64) -> Intervals:

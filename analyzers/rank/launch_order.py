@@ -392,7 +392,8 @@ class _HostRows:
         self._begin, self._waiting = begin_ns, waiting
         busy = waiting.complement(begin_ns, end_ns)
         collecting = host.named.get(COLLECTING, Intervals.empty())
-        layers = (collecting, host.loading, host.searching, host.operators, host.pauses)
+        overhead = host.operators.subtract(host.computing)
+        layers = (collecting, host.loading, host.searching, overhead, host.pauses)
         self._rows = []
         for layer in layers:
             mine = layer.intersect(busy)

@@ -96,6 +96,7 @@ def write_steps(folder: Path, takes_us: list[int], first: int = 0, rows: list[in
         (40, [90_000, *[1_000] * 9], []),  # the job has run for long
         (0, [1_000, 90_000, *[1_000] * 8], []),
         (0, [90_000, 1_000, 1_000], []),  # too few to tell
+        (1, [90_000, 1_000, 1_000, 90_000, 1_000, 1_000], []),  # parameters are averaged in every third step
     ],
 )
 def test_the_jobs_start_is_no_usual_step(first: int, takes_us: list[int], left_out: list[int], tmp_path: Path) -> None:

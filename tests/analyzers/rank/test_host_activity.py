@@ -86,6 +86,27 @@ def test_a_host_pauses_within_compiled_code_too(around: str, pauses: list[tuple[
 
 
 @pytest.mark.parametrize(
+    ("calls", "computing"),
+    [
+        ([], [(300_000, 1_100_000)]),  # an optimizer on the CPU
+        ([(600_000, 610_000)], []),  # kernels are launched, 0.3 and 0.49 ms apart
+        ([(310_000, 900_000)], []),  # one long call
+    ],
+)
+def test_an_operator_that_calls_nothing_for_long_computes_itself(
+    calls: list[tuple[int, int]], computing: list[tuple[int, int]]
+) -> None:
+    """Of the optimizer's 1 ms, ns; what a short operator inside it takes is its own."""
+    builder = TraceBuilder().launched("gemm", 0, 10, 20).op("aten::_fused_adamw_", 100_000, 1_100_000)
+    builder.op("aten::empty", 290_000, 300_000)
+    for begin, end in calls:
+        builder.call("cudaLaunchKernel", begin, end)
+    trace = builder.build()
+    found = host_activity(trace, device_work(trace)).computing
+    assert list(zip(found.start_ns.tolist(), found.end_ns.tolist(), strict=True)) == computing
+
+
+@pytest.mark.parametrize(
     ("named", "name"),
     [
         (("tokenize_batch", 90_000, 990_000), "tokenize_batch"),
