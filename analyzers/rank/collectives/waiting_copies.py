@@ -38,7 +38,8 @@ _MOST: Final = 0.5
 @dataclass(frozen=True, eq=False)
 class WaitingCopies:
     """``is_copy`` [piece of device work] marks the copies, those of results too. For each collective, in order: when
-    the first copy in front of it was launched (NONE: none that waited), and what they take together, ns.
+    the first copy in front of it was launched (NONE: none that waited), and what they take together, ns, with a copy of
+    a result that they waited for.
     """
 
     is_copy: Bool
@@ -60,7 +61,7 @@ def waiting_copies(trace: Trace, work: DeviceWork, is_communication: Bool) -> Wa
         return found
     pieces = _Pieces.of(trace, work, is_communication, launched)
     results = pieces.results(work)
-    waited = pieces.waited(work, collectives, results)
+    waited, since_ns = pieces.waited(work, collectives, results)
     row = np.full(len(work), NONE, dtype=np.int64)
     row[collectives] = np.arange(len(collectives))
     found.is_copy[pieces.work_of(results)] = True
@@ -70,7 +71,7 @@ def waiting_copies(trace: Trace, work: DeviceWork, is_communication: Bool) -> Wa
         if pieces.done[piece] <= work.start_ns[collectives[following]] + _PROMPT_NS:
             found.is_copy[copies] = True
             found.launched_ns[following] = pieces.called[copies[0]]
-            found.took_ns[following] = pieces.done[piece] - pieces.begun[piece]
+            found.took_ns[following] = pieces.done[piece] - since_ns[piece]
     return found
 
 
@@ -112,13 +113,20 @@ class _Pieces:
         able = self._able(work, np.zeros(len(self.first), dtype=np.bool_))
         return np.asarray(behind & self._began_with(ended, able), dtype=np.bool_)
 
-    def waited(self, work: DeviceWork, collectives: Int64, results: Bool) -> Bool:
-        """Which are in front of a collective, and began only when another, or a copy of its result, had ended."""
-        ends = np.sort(np.concatenate((work.end_ns[collectives], self.done[results])))
-        ended = np.append(NEVER, ends)[np.searchsorted(ends, self.begun, side="right")]
+    def waited(self, work: DeviceWork, collectives: Int64, results: Bool) -> tuple[Bool, Int64]:
+        """(which are in front of a collective, and began only when another, or a copy of its result, had ended; since
+        when they and such a copy in front of them take time).
+        """
+        ends = np.concatenate((work.end_ns[collectives], self.done[results]))
+        # A copy of a result takes time from the end of its collective on.
+        since = np.concatenate((np.full(len(collectives), NONE), self.done[np.flatnonzero(results) - 1]))
+        order = np.argsort(ends, kind="stable")
+        last = np.searchsorted(ends[order], self.begun, side="right")
+        ended, copied = np.append(NEVER, ends[order])[last], np.append(NONE, since[order])[last]
         follows = np.append(self.is_collective[1:], False)
         began = self._began_with(ended, self._able(work, results))
-        return np.asarray(self.beside & follows & began, dtype=np.bool_)
+        waited = np.asarray(self.beside & follows & began, dtype=np.bool_)
+        return waited, np.where(copied == NONE, self.begun, copied)
 
     def work_of(self, chosen: Bool) -> Int64:
         """The device work of these pieces."""
