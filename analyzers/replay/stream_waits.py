@@ -8,10 +8,11 @@ had nothing else to do. But the host's call that makes a stream wait for an even
     device             | a                  | b              | c
     NCCL               | exchange 1 |       | exchange 2 |
 
-The call does not say what for. It is for the exchange that was issued before and is waited for by no call yet, where
-that is only one, or where as many calls follow one another as there are such exchanges. Where work that was launched
-behind such a call ran before the exchange had ended, calls of that kind mean something else. Gradients and parameters
-are left out: reductions are waited for at the end, and streams that copy for them wait for compute in between.
+The call does not say what for. It is for the exchange that was issued before and that neither a call nor work has
+waited for yet, where that is only one, or where as many calls follow one another as there are such exchanges. Where
+work that was launched behind such a call ran before the exchange had ended, calls of that kind mean something else.
+Gradients and parameters are left out: reductions are waited for at the end, and streams that copy for them wait for
+compute in between.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from typing import Final
 import numpy as np
 
 from perfscope.analyzers.rank.collectives.collectives import POINT_TO_POINT
-from perfscope.analyzers.rank.host_lane import HostLane
+from perfscope.analyzers.rank.host_lane import LATER, HostLane
 from perfscope.analyzers.rank.partial import RankPartial
 from perfscope.analyzers.replay.engine import OpKind
 from perfscope.analyzers.replay.lanes import ProgramOps, ran_before
@@ -72,13 +73,17 @@ def _awaited(partial: RankPartial, lane: HostLane) -> tuple[Int64, Int64]:
     exchanged = np.isin(np.array(own.kinds or ("",))[own.kind], EXCHANGES) & (lane.called_ns != NONE)
     issued = np.flatnonzero(exchanged)
     issued = issued[np.argsort(lane.called_ns[issued], kind="stable")]
+    # What work is seen to have waited for needs no call any more; on the stream of compute it never had one.
+    seen = np.full(len(own), LATER, dtype=np.int64)
+    np.minimum.at(seen, partial.progress.blocker, lane.blocked_ns)
     # The calls between one issue and the next belong together.
     behind = np.searchsorted(lane.called_ns[issued], lane.stream_waits_ns, side="right")
     rows: list[int] = []
     moments: list[int] = []
     first = 0
     for last, begin, count in zip(*np.unique(behind, return_index=True, return_counts=True), strict=True):
-        waiting = issued[first:last].tolist()
+        under_way = issued[first:last]
+        waiting = under_way[seen[under_way] > lane.stream_waits_ns[begin]].tolist()
         if len(waiting) in (1, count):
             rows += waiting
             moments += (lane.stream_waits_ns[begin : begin + len(waiting)] + 1).tolist()

@@ -25,11 +25,11 @@ def ring_us(exchange: int) -> int:
 
 
 def recorded_ring(
-    *, calls: int = 1, issued: int = 1, late: int | None = None, pause: int = 0
+    *, calls: int = 1, issued: int = 1, late: int | None = None, pause: int = 0, combined: int = 0
 ) -> tuple[AlignedJob, RecordedSchedules]:
     """Two ranks that issue so many exchanges in each unit, and make streams wait so often behind its compute. Hosts
     launch all steps in their first 3 ms. The exchange of the unit ``late`` ends ``pause`` µs behind the begin of the
-    next unit's compute.
+    next unit's compute. Where it takes any time, another exchange follows each compute on its stream, without a call.
     """
     ranks = []
     for number in range(2):
@@ -55,6 +55,10 @@ def recorded_ring(
                     called = at + (30 + 2 * each) * US
                     rank.builder.event("cudaStreamWaitEvent", Category.RUNTIME, called, called + US)
                 begin += COMPUTE
+                if combined:
+                    end = begin + combined
+                    rank.kernel("all_to_allv", "0", begin * US, end * US, launch=at + 40 * US, stream=7)
+                    begin = end
             rank.builder.launched("adam", (host + 390) * US, begin * US, (begin + OPTIMIZER) * US)
             begin += OPTIMIZER
         ranks.append(rank)
@@ -75,6 +79,13 @@ def step_us(recorded: RecordedSchedules, factor: float) -> float:
 def test_compute_waits_for_a_slower_exchange(calls: int, issued: int, factor: int) -> None:
     _, recorded = recorded_ring(calls=calls, issued=issued)
     assert step_us(recorded, factor) == pytest.approx(ring_us(EXCHANGE * factor), rel=0.01)
+
+
+@pytest.mark.parametrize("factor", [1, 4])
+def test_an_exchange_on_the_stream_of_compute_needs_no_call(factor: int) -> None:
+    _, recorded = recorded_ring(combined=100)
+    wanted = ring_us(EXCHANGE * factor) + UNITS * 100 * factor
+    assert step_us(recorded, factor) == pytest.approx(wanted, rel=0.01)
 
 
 @pytest.mark.parametrize(
