@@ -118,7 +118,7 @@ def _arguments(job: RuleContext, change: dict[str, str], costs: str) -> Action:
 
 def _units(job: RuleContext, gathers: CollectiveTraffic) -> Finding | None:
     """Units of another size: a bound, because how parameters fall into layers is not known."""
-    whole = gathers.bytes / ((1 if _gathered_once(job) else 2) * job.microbatches)
+    whole = gathers.bytes / job.microbatches * _first_pass(job, gathers)
     latency = gathers.latency_share
     if gathers.largest >= HUGE * whole and gathers.count <= FEW * job.microbatches:
         problem = f"too large: one gather holds {gathers.largest / whole:.0%} of the parameters"
@@ -143,6 +143,16 @@ def _units(job: RuleContext, gathers: CollectiveTraffic) -> Finding | None:
         action=Action(setting="FSDP units", old=f"{gathers.count:.0f} gathers per step", new=new, how=how, costs=costs),
         confidence=Confidence.LOW,
     )
+
+
+def _first_pass(job: RuleContext, gathers: CollectiveTraffic) -> float:
+    """The forward's share of what a micro-batch gathers. The last unit of FSDP2 stays for the backward: it is gathered
+    once, and those before it twice.
+    """
+    if _gathered_once(job):
+        return 1.0
+    count = round(gathers.count / job.microbatches)
+    return (count + count % 2) / (2 * count) if count else 0.5
 
 
 def _gathered_once(job: RuleContext) -> bool:

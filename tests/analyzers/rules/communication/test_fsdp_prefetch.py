@@ -111,6 +111,14 @@ def gathering(sizes: dict[int, int], transfer_us: float, alpha_us: float = 20.0)
     return context(*ranks, collectives=rows, cost_model=(cost,), strategy="fsdp")
 
 
+def test_a_unit_that_stays_for_the_backward_is_gathered_once() -> None:
+    """Of three equal units two are gathered twice: each is a third of the parameters."""
+    assert fsdp_prefetch.evaluate(gathering({40 * MIB: 5}, 3_600.0)) is None
+    finding = fsdp_prefetch.evaluate(gathering({40 * MIB: 3}, 6_000.0))  # of two equal units each is a half
+    assert finding is not None
+    assert "one gather holds 50% of the parameters" in finding.title
+
+
 def test_one_huge_unit_is_to_be_divided() -> None:
     finding = fsdp_prefetch.evaluate(gathering({400 * MIB: 2}, 9_000.0))
     assert finding is not None
