@@ -9,6 +9,7 @@ from typing import Final
 import numpy as np
 
 from perfscope.analyzers.rank.host_lane import HostTime
+from perfscope.analyzers.replay.pace import late_by
 from perfscope.analyzers.replay.stragglers.paced import PacedReplays
 from perfscope.analyzers.replay.stragglers.straggler import CAUSES, LOADING, OWN
 from perfscope.results.categories import TimeCategory
@@ -42,18 +43,23 @@ class Causes:
         same synchronizations then leave its device idle for longer.
         """
         total = np.zeros(len(TimeCategory), dtype=np.float64)
-        busier_ns = 0.0
+        busier_ns = later_ns = 0.0
         for rank in ranks:
             peers = self._paced.peers[rank]
             slower = self._slower_in(rank)
             total += peers.excess_ns(rank, ranks)[slower].sum(axis=0)
-            total[TimeCategory.DATALOADER] += self._loaded_before_window_ns(rank, ranks)
+            loaded_ns = self._loaded_before_window_ns(rank, ranks)
+            total[TimeCategory.DATALOADER] += loaded_ns
+            later_ns += self._later_ns(rank, ranks) - loaded_ns
             over = self._paced.host_bound.busier_ns(rank, [peers.ranks[line] for line in peers.others(rank, ranks)])
             busier_ns += float(over[self._paced.excess[rank] > 0].sum())
         if self._paced.on_devices:
             # Devices of ranks that wait for others do not wait for launches, however slow their hosts are.
             total[TimeCategory.LAUNCH] = min(total[TimeCategory.LAUNCH], busier_ns - max(total[TimeCategory.HOST], 0.0))
         most = TimeCategory(int(OWN[np.argmax(total[OWN])]))
+        if total[most] < later_ns / 2:  # their steps take no longer: their hosts came late
+            busier = self.busier_at(ranks)
+            return CAUSES[TimeCategory.HOST if busier is None else _by_host(busier)]
         if most is TimeCategory.SYNC and busier_ns >= total[most] / 2 and not self._synchronizes_more(ranks):
             busier = self.busier_at(ranks)
             most = TimeCategory.LAUNCH if busier is None else _by_host(busier)
@@ -168,6 +174,13 @@ class Causes:
         usual = every.min(axis=0) if len(every) == 2 else np.median(every, axis=0)
         longest = np.stack([per_step[rank] for rank in ranks]).max(axis=0)
         return float((longest - usual).mean()) >= lost_ns / 2
+
+    def _later_ns(self, rank: int, without: Collection[int]) -> float:
+        """By how much later than its peers a rank came to its first window."""
+        recorded = self._paced.recorded
+        line_of, peers = recorded.schedules.line_of, self._paced.peers[rank].ranks
+        others = [line_of(peer) for peer in peers if peer != rank and peer not in without]
+        return float(late_by(recorded, line_of(rank), others)) if others and recorded.used[0] else 0.0
 
     def _loaded_before_window_ns(self, rank: int, without: Collection[int]) -> float:
         """For how much longer than its peers a rank loaded before its first window begins, and its device waited."""
