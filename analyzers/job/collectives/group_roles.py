@@ -35,6 +35,9 @@ _DIMENSIONS: Final = {
     **dict.fromkeys(("ep", "expert", "experts"), "expert"),
 }
 
+_OF_A_GROUP: Final = ("", "group", "pg", "parallel", "process")
+"""What scripts that describe a group themselves say beside the dimension (``new_group(group_desc="tp_group")``)."""
+
 _MOST: Final = 0.5
 """Share of a group's time that a kind must take to decide the role."""
 
@@ -99,9 +102,9 @@ def role_by_description(text: str) -> str | None:
     for pattern, role in _MEGATRON:
         if re.search(pattern, text):
             return role
-    if not text.startswith(_MESH):
-        return None
     words = re.split(r"[^a-z]+", text.removeprefix(_MESH).lower())
+    if not text.startswith(_MESH) and not all(word in _DIMENSIONS or word in _OF_A_GROUP for word in words):
+        return None
     named = {_DIMENSIONS[word] for word in words if word in _DIMENSIONS}
     if "shard" in named:
         return "shard"  # dp_shard, dp_shard_cp: whatever else its ranks divide among them

@@ -94,6 +94,8 @@ class TestUnite:
         ("mesh_dp", "data"), ("mesh_dp_replicate", "data"), ("mesh_dp_shard", "shard"), ("mesh_dp_shard_cp", "shard"),
         ("mesh_dp_cp", "data"), ("mesh_tp", "tensor"), ("mesh_pp", "pipeline"), ("mesh_cp", "context"),
         ("mesh_ep", "expert"), ("mesh_cp_tp", "unknown"),
+        ("tp", "tensor"), ("ep_group", "expert"), ("context_parallel", "context"), ("dp_shard", "shard"),
+        ("my dp experiment", None), ("process group", None), ("0", None),
         ("default_pg", None), ("mesh_default", None), ("mesh_dim_0", None), ("", None),
     ],
 )  # fmt: skip
