@@ -115,3 +115,54 @@ def test_calls_of_the_operator_that_issues_are_no_waits_for_its_result() -> None
     lane = analyze_rank(rank.builder.build()).progress.host
     assert lane is not None
     assert lane.stream_waits_ns.tolist() == [900 * US + 6]
+
+
+GIVES, TAKES, SUMS = 500, 1_000, 100
+"""What a unit computes on the first stage and on the last one, and what the all-reduce behind them takes."""
+
+
+def stages(begin: int, exchange: int) -> list[tuple[int, int, int]]:
+    """Of each unit when its message begins and ends, and its computation on the last stage."""
+    found = []
+    sent = taken = begin
+    for unit in range(UNITS):
+        sending = max(begin + GIVES * (unit + 1), sent)
+        sent = sending + exchange
+        taken = max(taken, sent) + TAKES
+        found.append((sending, sent, taken))
+    return found
+
+
+@pytest.mark.parametrize("factor", [1, 2, 4])
+def test_receives_that_are_posted_ahead_are_waited_for_in_their_order(factor: int) -> None:
+    """The next one is posted before the last stage waits for this one; nobody waits for sends."""
+    ranks = []
+    for number in range(2):
+        rank = Rank(number, 2, {"0": (0, 1)}, describe="operator", steps=0)
+        rank.builder.launched("first", 900 * US, 4_990 * US, 5_000 * US)
+        begin = 5_000
+        for step in range(STEPS):
+            host = 950 + 400 * step
+            rank.builder.step(step, host * US, (host + 400) * US)
+            posted = begin
+            for unit, (sending, sent, taken) in enumerate(stages(begin, EXCHANGE)):
+                at = (host + 50 + 50 * unit) * US
+                if number == 0:
+                    computed = begin + GIVES * (unit + 1)
+                    rank.builder.launched("gemm", at, (computed - GIVES) * US, computed * US)
+                    rank.kernel("send", "0", sending * US, sent * US, launch=at + 10 * US, peer=1)
+                else:
+                    early = at - 40 * US if unit else at - 10 * US
+                    rank.kernel("recv", "0", posted * US, sent * US, launch=early, stream=20, peer=0)
+                    posted = sent
+                    rank.builder.event("cudaStreamWaitEvent", Category.RUNTIME, at + 12 * US, at + 13 * US)
+                    rank.builder.launched("gemm", at + 20 * US, (taken - TAKES) * US, taken * US)
+            arrived = begin + GIVES * UNITS if number == 0 else stages(begin, EXCHANGE)[-1][2]
+            reduced = stages(begin, EXCHANGE)[-1][2] + SUMS
+            rank.kernel("allreduce", "0", arrived * US, reduced * US, launch=(host + 380) * US, stream=24)
+            rank.builder.launched("adam", (host + 390) * US, reduced * US, (reduced + OPTIMIZER) * US)
+            begin = reduced + OPTIMIZER
+        ranks.append(rank)
+    result = align_job({rank.number: analyze_rank(rank.builder.build()) for rank in ranks})
+    wanted = stages(0, EXCHANGE * factor)[-1][2] + SUMS * factor + OPTIMIZER
+    assert step_us(record_schedules(result), factor) == pytest.approx(wanted, rel=0.01)
