@@ -18,9 +18,11 @@ from perfscope.results.time_breakdown import shares as shares_of
 WAIT, _TRANSFER = "exposed_comm_wait", "exposed_comm_transfer"
 """Categories of the time breakdown."""
 
+_OF_PIPELINES: Final = ("pipeline-imbalance", "pipeline-bubble")
+
 _ABOUT: Final = {
     **dict.fromkeys((STRAGGLING_RANK, "uneven-work"), (WAIT,)),
-    **dict.fromkeys(("pipeline-imbalance", "pipeline-bubble"), (WAIT, _TRANSFER)),
+    **dict.fromkeys(_OF_PIPELINES, (WAIT, _TRANSFER)),
     **dict.fromkeys(("dataloader-workers", "loader-stalls"), ("idle_dataloader",)),
     "slow-sampler": ("idle_dataloader", "idle_host"),
     "recompilation": ("idle_host",),
@@ -117,10 +119,18 @@ def largest(shares: dict[str, float], summary: Summary, treated: Collection[Find
 
 def _categories(summary: Summary, treated: Collection[Finding]) -> set[str]:
     """What these findings are about: of a straggler whose links are slow, transfers, too."""
-    about = {category for finding in treated for category in _ABOUT.get(finding.rule, (_TRANSFER,))}
+    about = {category for finding in treated for category in _about(finding.rule, summary)}
     slow_links = any(row.cause == "communication" for row in summary.stragglers)
     stragglers = any(finding.rule == STRAGGLING_RANK for finding in treated)
     return about | {_TRANSFER} if slow_links and stragglers else about
+
+
+def _about(rule: str, summary: Summary) -> tuple[str, ...]:
+    """What one rule's findings are about. Beside its bubble, transfers of a pipeline are as long as what it sends."""
+    pipeline = summary.pipeline
+    if rule in _OF_PIPELINES and pipeline is not None and losses(summary)[0][_TRANSFER] > pipeline.bubble_share:
+        return (WAIT,)
+    return _ABOUT.get(rule, (_TRANSFER,))
 
 
 def waits_for(summary: Summary, treated: Collection[Finding]) -> bool:

@@ -450,6 +450,14 @@ class TestPipelines:
         assert found.first_action is not None
         assert found.first_action.startswith("Set micro-batches per step to 16 (now 4).")
 
+    @pytest.mark.parametrize(("transfer", "named"), [(0.15, False), (0.5, True)])
+    def test_transfers_far_beyond_the_bubble_are_another_loss(self, transfer: float, named: bool) -> None:
+        """Beside a bubble of 30 %, which a stage without its neighbours may show as transfer."""
+        case = waiting(made(FOUR), more={"exposed_comm_transfer": transfer * STEP_US})
+        headline = judged(case, *evaluate(case)).headline
+        assert headline.startswith("The pipeline bubble takes 30%")
+        assert ("A larger part, 50% of the step, is exposed transfer: no fix is known" in headline) is named
+
     def test_a_smaller_bubble_is_named_where_it_is_the_largest_loss(self) -> None:
         """Four times as many would bring 8%, of which half counts."""
         known = made(FOUR, microbatches=24, bubble_share=1 / 9, ideal_bubble_share=ideal_bubble_share(4, 24, 1))
