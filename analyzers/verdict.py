@@ -464,6 +464,4 @@ def _change(action: Action) -> str:
         what = f"{action.setting} to {new}"
     if new in ("on", "off"):
         return f"Turn {new} {action.setting}."
-    if action.old is not None and " " in action.old and new != "set":
-        return f"Change {action.setting} from {action.old} to {new}."
     return f"Set {what} (now {action.old})." if action.old is not None else f"Set {what}."

@@ -236,8 +236,6 @@ def test_what_is_transferred_over_a_slow_link_is_no_other_loss(cause: str) -> No
     ("setting", "old", "new", "said"),
     [
         ("torch.utils.checkpoint.checkpoint", "on", "off", "Turn off torch.utils.checkpoint.checkpoint."),
-        ("gradient all-reduce", "one for each parameter", "DistributedDataParallel",
-         "Change gradient all-reduce from one for each parameter to DistributedDataParallel."),
         ("micro-batches per step", "8", "16", "Set micro-batches per step to 16 (now 8)."),
     ],
 )  # fmt: skip
