@@ -132,7 +132,7 @@ def verdict(summary: Summary) -> Verdict:
     """
     found = _of_training(summary)
     effect = profiling_effect(summary)
-    if effect is not None:
+    if effect is not None and effect.values["share"] > recoverable(summary):
         slow = f"{ranks_in_words(effect.ranks)} {'is' if len(effect.ranks) == 1 else 'are'} slow"
         words = f"That {slow} in the recorded steps is an effect of profiling: other steps are too short for it."
         found = replace(found, headline=f"{found.headline} {words}", healthy=False)
