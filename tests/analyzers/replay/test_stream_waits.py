@@ -24,21 +24,30 @@ def ring_us(exchange: int) -> int:
     return UNITS * max(COMPUTE, exchange) + OPTIMIZER
 
 
+HOST_US = [950 + 400 * step for step in range(STEPS)]
+"""When the host begins each step: all are launched while the device does what was launched ``first``, up to 5 ms."""
+
+
+def opened(number: int) -> Rank:
+    """One of two ranks, with its steps and that work."""
+    rank = Rank(number, 2, {"0": (0, 1)}, describe="operator", steps=0)
+    rank.builder.launched("first", 900 * US, 4_990 * US, 5_000 * US)
+    for step, host in enumerate(HOST_US):
+        rank.builder.step(step, host * US, (host + 400) * US)
+    return rank
+
+
 def recorded_ring(
     *, calls: int = 1, issued: int = 1, late: int | None = None, pause: int = 0, combined: int = 0
 ) -> tuple[AlignedJob, RecordedSchedules]:
-    """Two ranks that issue so many exchanges in each unit, and make streams wait so often behind its compute. Hosts
-    launch all steps in their first 3 ms. The exchange of the unit ``late`` ends ``pause`` µs behind the begin of the
-    next unit's compute. Where it takes any time, another exchange follows each compute on its stream, without a call.
+    """Two ranks that issue so many exchanges in each unit, and make streams wait so often behind its compute. The
+    exchange of the unit ``late`` ends ``pause`` µs behind the begin of the next unit's compute. Where it takes any
+    time, another exchange follows each compute on its stream, without a call.
     """
     ranks = []
     for number in range(2):
-        rank = Rank(number, 2, {"0": (0, 1)}, describe="operator", steps=0)
-        rank.builder.launched("first", 900 * US, 4_990 * US, 5_000 * US)
-        begin = 5_000
-        for step in range(STEPS):
-            host = 950 + 400 * step
-            rank.builder.step(step, host * US, (host + 400) * US)
+        rank, begin = opened(number), 5_000
+        for host in HOST_US:
             for unit in range(UNITS):
                 at = (host + 50 + 50 * unit) * US
                 took = EXCHANGE // issued
@@ -138,12 +147,8 @@ def test_receives_that_are_posted_ahead_are_waited_for_in_their_order(factor: in
     """The next one is posted before the last stage waits for this one; nobody waits for sends."""
     ranks = []
     for number in range(2):
-        rank = Rank(number, 2, {"0": (0, 1)}, describe="operator", steps=0)
-        rank.builder.launched("first", 900 * US, 4_990 * US, 5_000 * US)
-        begin = 5_000
-        for step in range(STEPS):
-            host = 950 + 400 * step
-            rank.builder.step(step, host * US, (host + 400) * US)
+        rank, begin = opened(number), 5_000
+        for host in HOST_US:
             posted = begin
             for unit, (sending, sent, taken) in enumerate(stages(begin, EXCHANGE)):
                 at = (host + 50 + 50 * unit) * US
