@@ -23,6 +23,9 @@ _AT_ONCE: Final = 0.05
 _RETURNS_NS: Final = 100_000
 """A wait returns at once: within this share of the time since its message was issued, or so soon."""
 
+_ROUNDED_NS: Final = 1_000
+"""Ends that are no farther apart are one: traces round starts and durations."""
+
 EXCHANGE: Final = "send_recv"
 """Kind of an instance that is made of messages, whatever its ends are called."""
 
@@ -245,7 +248,7 @@ def _done(ops: UnmatchedOps, matching: Matching, end: Int64) -> Int64:
     received = np.full(len(end), np.iinfo(np.int64).min, dtype=np.int64)
     np.maximum.at(received, sender, end[receiver])
     received[receiver] = np.iinfo(np.int64).max  # an op that also receives ends with its recv
-    done[sender] = np.minimum(end[sender], received[sender])
+    done[sender] = np.where(end[sender] - received[sender] > _ROUNDED_NS, received[sender], end[sender])
     return done
 
 
