@@ -24,7 +24,7 @@ from perfscope.analyzers.replay.lanes import ProgramOps, RankLane, issued_beside
 from perfscope.analyzers.replay.messages import awaited_at_once, unseen_messages
 from perfscope.analyzers.replay.program import host_waits, issues, marks, other_draws, stalls, waits
 from perfscope.analyzers.replay.rank_ops import RankOpNumbers, ReplayRankOps
-from perfscope.analyzers.replay.stream_waits import Calls, unseen_exchanges
+from perfscope.analyzers.replay.stream_waits import StreamWaits, unseen_exchanges
 from perfscope.frozen import dataclass
 from perfscope.recording.metadata import DataLoaderMetadata
 from perfscope.results.categories import TimeCategory
@@ -232,7 +232,7 @@ class _ScheduleBuilder:
         self._result = result
         self._deliveries = found
         self._awaited = awaited_at_once(result.partials.values())
-        self._calls = Calls.of(result.partials.values())
+        self._calls = StreamWaits.of(result.partials.values())
         self._steps = steps
         self._numbers = RankOpNumbers(result.matched_before)
         self._holds: list[int] = []

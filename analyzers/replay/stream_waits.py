@@ -45,7 +45,7 @@ Sort = tuple[str, int | None]
 
 
 @dataclass(frozen=True)
-class Calls:
+class StreamWaits:
     """What the calls that make streams wait say of a job's ranks: kinds of collectives that they are for, one after
     another (None: that is not known), and sorts of exchanges that they are not for, because work passed some.
     """
@@ -54,7 +54,7 @@ class Calls:
     passed: frozenset[Sort]
 
     @classmethod
-    def of(cls, partials: Collection[RankPartial]) -> Calls:
+    def of(cls, partials: Collection[RankPartial]) -> StreamWaits:
         """Those of all ranks of a job."""
         in_order = _in_order(partials)
         found: set[Sort] = set()
@@ -68,7 +68,7 @@ class Calls:
 
 
 def _in_order(partials: Collection[RankPartial]) -> frozenset[str] | None:
-    """As in ``Calls``; None where no kinds fit, or several sets of them do."""
+    """As in ``StreamWaits``; None where no kinds fit, or several sets of them do."""
     issued = [_issued(partial, lane) for partial in partials if (lane := partial.progress.host) is not None]
     kinds = sorted({kind for of_rank in issued for kind in of_rank.issued_ns})
     if not issued or len(kinds) > _MOST_KINDS or not set(kinds) & set(EXCHANGES):
@@ -79,7 +79,7 @@ def _in_order(partials: Collection[RankPartial]) -> frozenset[str] | None:
 
 
 @dataclass(frozen=True, eq=False)
-class _Issued:
+class _IssuedByKind:
     """One rank's calls, and when it had issued its collectives of each kind."""
 
     called_ns: Int64
@@ -92,15 +92,15 @@ class _Issued:
         return len(issued) == len(self.called_ns) and bool((issued <= self.called_ns).all())
 
 
-def _issued(partial: RankPartial, lane: HostLane) -> _Issued:
+def _issued(partial: RankPartial, lane: HostLane) -> _IssuedByKind:
     own = partial.collectives
     known = lane.called_ns != NONE
     times = {kind: lane.called_ns[known & (own.kind == place)] for place, kind in enumerate(own.kinds)}
-    return _Issued(lane.stream_waits_ns, {kind: each for kind, each in times.items() if len(each)})
+    return _IssuedByKind(lane.stream_waits_ns, {kind: each for kind, each in times.items() if len(each)})
 
 
 def unseen_exchanges(
-    partial: RankPartial, lane: HostLane, mine: ReplayRankOps, window: tuple[int, int], calls: Calls
+    partial: RankPartial, lane: HostLane, mine: ReplayRankOps, window: tuple[int, int], calls: StreamWaits
 ) -> ProgramOps:
     """Waits of one rank in the schedule's ``window`` that are not seen, by the job's ``calls``."""
     base, end = lane.begins_at(window[0]), int(lane.moment_of(np.array(window))[1])
@@ -118,7 +118,7 @@ def _sort(partial: RankPartial, row: int) -> Sort:
 
 
 def _awaited(partial: RankPartial, lane: HostLane, in_order: frozenset[str] | None) -> tuple[Int64, Int64]:
-    """(rows of exchanges, the moments behind the calls that wait for them); ``in_order`` as in ``Calls``."""
+    """(rows of exchanges, the moments behind the calls that wait for them); ``in_order`` as in ``StreamWaits``."""
     own = partial.collectives
     names = np.array(own.kinds or ("",))[own.kind]
     exchanged = np.isin(names, EXCHANGES)

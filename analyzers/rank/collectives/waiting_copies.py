@@ -59,7 +59,7 @@ def waiting_copies(trace: Trace, work: DeviceWork, is_communication: Bool) -> Wa
     own = launched[~is_communication[launched]]
     if len(own) == len(launched) or len(distinct(trace.stream[work.row[own]])) < 2:
         return found
-    pieces = _Pieces.of(trace, work, is_communication, launched)
+    pieces = _LaunchedPieces.of(trace, work, is_communication, launched)
     results = pieces.results(work)
     waited, since_ns = pieces.waited(work, collectives, results)
     row = np.full(len(work), NONE, dtype=np.int64)
@@ -76,7 +76,7 @@ def waiting_copies(trace: Trace, work: DeviceWork, is_communication: Bool) -> Wa
 
 
 @dataclass(frozen=True, eq=False)
-class _Pieces:
+class _LaunchedPieces:
     """Pieces of the program: work that is launched on one stream in a row, or one collective. ``launched`` is the
     device work as it was launched, ``first`` and ``last`` are the places in it of each piece, ``begun`` and ``done``
     its times, ``called`` the launch of each piece of device work.
@@ -93,7 +93,7 @@ class _Pieces:
     called: Int64
 
     @classmethod
-    def of(cls, trace: Trace, work: DeviceWork, is_communication: Bool, launched: Int64) -> _Pieces:
+    def of(cls, trace: Trace, work: DeviceWork, is_communication: Bool, launched: Int64) -> _LaunchedPieces:
         """Those of the work with recorded launches."""
         called = work.launch_start_ns(trace)
         launched = launched[np.lexsort((work.start_ns[launched], called[launched]))]
