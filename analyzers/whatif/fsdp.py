@@ -53,18 +53,14 @@ def _fsdp_no_sync(schedules: EditableSchedules, context: Context, name: str, val
     if not flag(name, value):
         raise CannotReplay(f"{name}=false: the recording does not show how long the additional reductions would take")
     context.refuse_cleared(name)
-    scatters = schedules.of_gradients("reduce_scatter") or _of_lone_group(of_unknown_size(schedules, "reduce_scatter"))
-    if not scatters:
-        raise CannotReplay(f"{name}: no reductions of FSDP's gradients are recorded")
-    reduced = schedules.by_step("all_reduce") or of_unknown_size(schedules, "all_reduce")
+    scatters, reduced = _reductions(schedules, name)
     dropped: set[RankOp] = set()
     for (rank, step), mine in scatters.items():
         microbatches = context.result.partials[rank].microbatches(step)
         step_ops = StepOps(schedules, rank, step)
         dropped.update(step_ops.before_last(mine, microbatches))
-        between = _between_replicas(mine, reduced.get((rank, step), ()))
-        for of_group in grouped((each.collective.group, each) for each in between).values():
-            dropped.update(step_ops.before_last(of_group, microbatches))
+        for between in _between_replicas(mine, reduced.get((rank, step), ())):
+            dropped.update(step_ops.before_last(between, microbatches))
     if not dropped:
         raise CannotReplay(f"{name}: {REDUCED_ONCE}")
     if context.on_devices:
@@ -77,12 +73,12 @@ def _reduce_dtype(schedules: EditableSchedules, context: Context, name: str, val
     """Half the bytes of fp32 gradients."""
     if value not in ("bf16", "fp16"):
         raise BadSetting(f"{name}={value}: write bf16 or fp16")
-    scatters = schedules.of_gradients("reduce_scatter") or _of_lone_group(of_unknown_size(schedules, "reduce_scatter"))
-    if not scatters:
-        raise CannotReplay(f"{name}: no reductions of FSDP's gradients are recorded")
-    reduced = schedules.by_step("all_reduce") or of_unknown_size(schedules, "all_reduce")
-    replicated = chain.from_iterable(_between_replicas(mine, reduced.get(key, ())) for key, mine in scatters.items())
-    sent = {*chain.from_iterable(scatters.values()), *replicated}
+    scatters, reduced = _reductions(schedules, name)
+    sent = [
+        rank_op
+        for key, mine in scatters.items()
+        for rank_op in chain(mine, *_between_replicas(mine, reduced.get(key, ())))
+    ]
     halved = [rank_op for rank_op in sent if rank_op.collective.dtype == _WIDE]
     if not halved:
         raise CannotReplay(f"{name}: gradients are reduced in 16 bits already, or their type is not recorded")
@@ -92,10 +88,20 @@ def _reduce_dtype(schedules: EditableSchedules, context: Context, name: str, val
     return Uncertainty(less=0.15, more=0.10)
 
 
-def _between_replicas(scatters: Sequence[RankOp], reduced: Sequence[RankOp]) -> list[RankOp]:
-    """The all-reduces of a step that sum shards across replicas (HYBRID_SHARD): as many as it scatters."""
+def _reductions(schedules: EditableSchedules, name: str) -> tuple[StepCollectives, StepCollectives]:
+    """(reduce-scatters of FSDP's gradients, all all-reduces); those of unknown size where none has a size. Raises
+    CannotReplay where there are none.
+    """
+    scatters = schedules.of_gradients("reduce_scatter") or _of_lone_group(of_unknown_size(schedules, "reduce_scatter"))
+    if not scatters:
+        raise CannotReplay(f"{name}: no reductions of FSDP's gradients are recorded")
+    return scatters, schedules.by_step("all_reduce") or of_unknown_size(schedules, "all_reduce")
+
+
+def _between_replicas(scatters: Sequence[RankOp], reduced: Sequence[RankOp]) -> list[list[RankOp]]:
+    """By group: the all-reduces of a step that sum shards across replicas (HYBRID_SHARD), as many as it scatters."""
     by_group = grouped((each.collective.group, each) for each in reduced)
-    return list(chain.from_iterable(mine for mine in by_group.values() if len(mine) == len(scatters)))
+    return [mine for mine in by_group.values() if len(mine) == len(scatters)]
 
 
 def _of_lone_group(scatters: StepCollectives) -> StepCollectives:

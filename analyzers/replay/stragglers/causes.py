@@ -177,21 +177,21 @@ class Causes:
 
     def _later_ns(self, rank: int, without: Collection[int]) -> float:
         """By how much later than its peers a rank came to its first window."""
-        recorded = self._paced.recorded
-        line_of, peers = recorded.schedules.line_of, self._paced.peers[rank].ranks
-        others = [line_of(peer) for peer in peers if peer != rank and peer not in without]
-        return float(late_by(recorded, line_of(rank), others)) if others and recorded.used[0] else 0.0
+        recorded, (mine, others) = self._paced.recorded, self._lines(rank, without)
+        return float(late_by(recorded, mine, others)) if others and recorded.used[0] else 0.0
 
     def _loaded_before_window_ns(self, rank: int, without: Collection[int]) -> float:
         """For how much longer than its peers a rank loaded before its first window begins, and its device waited."""
-        recorded = self._paced.recorded
-        line_of, peers = recorded.schedules.line_of, self._paced.peers[rank].ranks
-        others = [line_of(peer) for peer in peers if peer != rank and peer not in without]
-        mine = line_of(rank)
+        recorded, (mine, others) = self._paced.recorded, self._lines(rank, without)
         if not others or not recorded.late[mine] or not recorded.used[0]:
             return 0.0
         longer = [each[mine] - np.median(each[others]) for each in (recorded.lead_ns, self._paced.loaded_first_ns)]
         return max(float(min(longer)), 0.0)
+
+    def _lines(self, rank: int, without: Collection[int]) -> tuple[int, list[int]]:
+        """A rank's line in the schedules, and those of its peers but for these ranks."""
+        line_of, peers = self._paced.recorded.schedules.line_of, self._paced.peers[rank].ranks
+        return line_of(rank), [line_of(peer) for peer in peers if peer != rank and peer not in without]
 
 
 def _by_host(over: Float64) -> TimeCategory:
