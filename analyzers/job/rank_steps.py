@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from perfscope.analyzers.job.aligned import AlignedJob
 from perfscope.analyzers.job.blocks import us
 from perfscope.analyzers.rank.host_activity import COLLECTING, COMPILING, LOADER_STARTING
@@ -34,6 +36,8 @@ class RankSteps:
     """Garbage collection in idle_host."""
     pausing_us: tuple[float, ...]
     """Pauses of the host in idle_host: all of it where there is a device."""
+    copied_beside_us: tuple[float, ...]
+    """Copies between host and device on a stream beside that of the computation, exposed or not."""
     flops: tuple[float, ...] | None
     """Model FLOPs; None where too few shapes are known."""
     forward_us: tuple[float, ...] | None
@@ -60,9 +64,16 @@ def _of_rank(result: AlignedJob, rank: int, partial: RankPartial) -> RankSteps:
         compiling_us=us(_named(result, rank, COMPILING).within(*result.windows[rank])),
         collecting_us=us(collecting(result, rank).within(*result.windows[rank])),
         pausing_us=us(pausing(result, rank).within(*result.windows[rank])),
+        copied_beside_us=us(copied_beside_ns(result, rank)),
         flops=tuple(partial.flops.model[:, used].sum(axis=0).tolist()) if (coverage or 0.0) >= COVERED else None,
         forward_us=_forward(partial, used),
     )
+
+
+def copied_beside_ns(result: AlignedJob, rank: int) -> Int64:
+    """A rank's copies beside its computation in each used step (``Progress.beside_ns``)."""
+    partial = result.partials[rank]
+    return np.asarray(partial.progress.beside_ns[partial.steps.indices_of(result.steps)], dtype=np.int64)
 
 
 def collecting(result: AlignedJob, rank: int) -> Intervals:

@@ -31,6 +31,9 @@ _ASYNCHRONOUS: Final = re.compile(r"^(cuda|hip|cu)Memcpy\w*Async")
 _TO_OR_FROM_HOST: Final = re.compile(r"^(?!.*Pinned).*(HtoD|DtoH|Host)", re.IGNORECASE)
 """Copies between the device and memory of the host that is not pinned, by kineto's names. CUPTI's and ROCm's agree."""
 
+_ACROSS: Final = re.compile(r"HtoD|DtoH|HostToDevice|DeviceToHost", re.IGNORECASE)
+"""Copies between the device and its host."""
+
 _LONG_WAIT_NS: Final = 500_000
 """A call that blocks for this long waits for the device: what it does itself takes less."""
 
@@ -231,8 +234,8 @@ def earlier_work_done_ns(trace: Trace, work: DeviceWork) -> int:
     """Until when the device shows that it did work of before the recording, none of which is recorded; the least int64
     where it shows nothing.
 
-    The first work of a stream starts long after it was launched, and nothing recorded ends meanwhile; or a blocking
-    call before all launches waits.
+    The first work of a stream starts long after it was launched, and not as something recorded ends, for which it may
+    have waited; or a blocking call before all launches waits, and nothing recorded ends meanwhile.
     """
     known = np.flatnonzero(work.launch != NONE)
     never = int(np.iinfo(np.int64).min)
@@ -251,8 +254,21 @@ def earlier_work_done_ns(trace: Trace, work: DeviceWork) -> int:
     launches[work.launch[known]] = True
     calls = calls[(trace.start_ns[calls] <= called.min()) & ~launches[calls]]
     waited = trace.duration_ns[calls] >= _LONG_WAIT_NS
-    since = np.concatenate((since[queued], trace.start_ns[calls[waited]]))
+    since = np.concatenate((np.maximum(since, start - _AT_ONCE_NS)[queued], trace.start_ns[calls[waited]]))
     done = np.concatenate((start[queued], trace.ends_ns(calls[waited])))
     ends = np.sort(work.end_ns)
     recorded = np.searchsorted(ends, done, side="right") > np.searchsorted(ends, since, side="right")
     return int(done[~recorded].max(initial=never))
+
+
+def copied_beside_ns(trace: Trace, work: DeviceWork, step: Int64, steps: int) -> Int64:
+    """For each step (``step`` has that of each piece of work, -1: of none), how long its copies between host and device
+    take on another stream than most kernels: on the one where they take longest.
+    """
+    kernel, copy = (trace.category[work.row] == which for which in (Category.KERNEL, Category.MEMCPY))
+    copy &= trace.names_where(_ACROSS.search)[work.row] & (step >= 0)
+    streams, stream = np.unique(trace.stream[work.row], return_inverse=True)
+    took = np.zeros((len(streams), steps), dtype=np.int64)
+    np.add.at(took, (stream[copy], step[copy]), (work.end_ns - work.start_ns)[copy])
+    took[np.bincount(stream[kernel], minlength=len(streams)).argmax()] = 0
+    return np.asarray(took[took.sum(axis=1).argmax()], dtype=np.int64)

@@ -24,7 +24,7 @@ from perfscope.analyzers.rank.host_lane import LATER, HostLane
 from perfscope.analyzers.rank.idle import LATENCY_NS, QUEUED_NS, idle_layers, queued_gap_ns
 from perfscope.analyzers.rank.intervals import Intervals
 from perfscope.analyzers.rank.launch_order import host_lane
-from perfscope.analyzers.rank.launches import DeviceWork, full_queue
+from perfscope.analyzers.rank.launches import DeviceWork, copied_beside_ns, full_queue
 from perfscope.analyzers.rank.steps import Steps
 from perfscope.analyzers.rank.timeline import Progress, Timeline
 from perfscope.results.categories import TimeCategory
@@ -72,13 +72,13 @@ def progress(
         nothing = np.empty(0, dtype=np.int64)
         none = np.zeros(len(steps), dtype=np.int64)
         late = np.zeros(len(steps), dtype=np.bool_)
-        return Progress(timeline, nothing, collectives.start_ns, none, none, late, busy, copy_ns)
+        return Progress(timeline, nothing, collectives.start_ns, none, none, late, busy, none, copy_ns)
     if len(work) == 0:
         own = _own_timeline_of_threads(host, collectives, timeline, _turns_ns(trace, host, collectives))
         none = np.zeros(len(steps), dtype=np.int64)
         ready = _issued_at(trace, host, collectives)
         late = np.ones(len(steps), dtype=np.bool_)
-        return Progress(own, _blockers(own, collectives), ready, none, none, late, busy, copy_ns)
+        return Progress(own, _blockers(own, collectives), ready, none, none, late, busy, none, copy_ns)
     is_communication = device_communication(trace, work)
     copies = waiting_copies(trace, work, is_communication)
     not_own = is_communication | copies.is_copy
@@ -96,9 +96,16 @@ def progress(
         behind_ns=behind,
         late=(work.launch[first] != NONE) & (behind < LATENCY_NS),
         host_busy_ns=busy,
+        beside_ns=copied_beside_ns(trace, work, _launched_in(trace, work, steps), len(steps)),
         copy_ns=copies.took_ns,
         host=lane,
     )
+
+
+def _launched_in(trace: Trace, work: DeviceWork, steps: Steps) -> Int64:
+    """Index of the step that launches each piece of work, or in which it starts where that is not known; -1: none."""
+    in_device_time = steps.of_device_time(work.start_ns)
+    return np.where(work.launch == NONE, in_device_time, steps.of_host_time(work.launch_start_ns(trace)))
 
 
 def _own_timeline(

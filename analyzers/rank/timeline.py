@@ -108,6 +108,10 @@ class Progress:
     ``host_busy_ns`` is, for each step, the host's time outside the loader and blocking calls, 0 where nothing shows it:
     a lower bound of the step, however fast the device.
 
+    ``beside_ns`` is, for each step, how long the copies between host and device take that it launches on another stream
+    than most kernels, on the one where they take longest: they run one after the other, whatever the device computes
+    meanwhile.
+
     ``copy_ns`` is, for each collective, what the copies into its buffer take that waited for another collective
     (``WaitingCopies``): no part of ``own``.
 
@@ -122,6 +126,7 @@ class Progress:
     behind_ns: Int64
     late: Bool
     host_busy_ns: Int64
+    beside_ns: Int64
     copy_ns: Int64
     host: HostLane | None = None
 

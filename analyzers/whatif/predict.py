@@ -344,6 +344,7 @@ def _replay_changed(context: Context, settings: Mapping[str, str], leaning: int)
     applied += [
         setting.apply(schedules, question, name, value) for setting, name, value in asked if setting.order > _SENDING
     ]
+    speed.keep_copies(schedules, question, settings)
     longer_ns, shorter_ns = loader.of_turns_ns(context, schedules.loading_step_ns)
     sure = Uncertainty.worst([*applied, Uncertainty(0.0, 0.0, slower_ns=longer_ns)])
     schedules.lift_holds()

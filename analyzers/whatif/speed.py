@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from itertools import chain
@@ -13,7 +13,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from perfscope.analyzers.job.aligned import AlignedJob
-from perfscope.analyzers.job.rank_steps import collecting, pausing
+from perfscope.analyzers.job.rank_steps import collecting, copied_beside_ns, pausing
 from perfscope.analyzers.job.slow_transfers import slow_transfer_steps
 from perfscope.analyzers.job.utilisation import blind_ranks
 from perfscope.analyzers.rank.host_lane import HostTime
@@ -39,6 +39,12 @@ from perfscope.analyzers.whatif.schedules.ops import Collective
 from perfscope.results.categories import TimeCategory
 from perfscope.text import ranks_in_words
 from perfscope.trace.trace import NEVER
+
+_OF_SHARDING: Final = ("fsdp.", "zero.")
+"""What names of settings begin with that change how often parameters are gathered."""
+
+_PACED_BY_COPIES: Final = 0.95
+"""Share of the step from which on copies beside the computation set its pace: between two there is some time."""
 
 WORK_OF_RANKS: Final = "ranks.work"
 """Setting that spreads work evenly over ranks."""
@@ -159,6 +165,22 @@ def _compute(schedules: EditableSchedules, context: Context, name: str, value: s
         for rank in schedules.ops:
             schedules.at_least(rank, context.host_busy_ns(rank))
     return Uncertainty(less=0.10, more=0.0)
+
+
+def keep_copies(schedules: EditableSchedules, context: Context, settings: Iterable[str]) -> None:
+    """No step is shorter than the copies that its ranks make beside their computation: a stream makes one after the
+    other. A rank at its peers' pace makes them as quickly as these. Where they set the pace, devices wait for them no
+    longer than that. Some ``settings`` of sharding make copies of offloaded parameters unnecessary.
+    """
+    if any(name.startswith(_OF_SHARDING) for name in settings):
+        return
+    copying = {rank: float(copied_beside_ns(context.result, rank).mean()) for rank in schedules.ops}
+    for rank, ns in copying.items():
+        if ns >= _PACED_BY_COPIES * context.result.step_ns:
+            for op in schedules.ops[rank]:
+                op.scale(TimeCategory.COPY, 0.0)
+        others = context.peers[rank].ranks if rank in context.paced and rank in context.peers else (rank,)
+        schedules.at_least(rank, min(ns, float(np.median([copying[other] for other in others]))))
 
 
 def _idle(

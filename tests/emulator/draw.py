@@ -13,6 +13,8 @@ from tests.emulator.spec import MIB, MS, US, Cause, Cpu, Job, Loader, Model, Net
 
 AGES = (0, 10, 100, 400, 400)
 """Steps before the emulated ones: loaders that are a few percent too slow drain their queues in hundreds."""
+COPIED_AHEAD = 0.25
+"""Share of jobs that copy the next batch on a stream of its own."""
 NAMES = ("rank{rank}.json", "worker{rank}.1751410836123.pt.trace.json", "{host}_{pid}.1751410836123.pt.trace.json")
 
 
@@ -81,6 +83,8 @@ def draw(seed: int) -> Drawn:
         job = replace(job, recording=replace(job.recording, missing=(rng.choice(spare),)))
     # Another stream of numbers, so that the jobs of earlier seeds stay what they were but for this.
     job = replace(job, age=random.Random(f"emulator age {seed}").choice(AGES))
+    if job.stages == 1 and random.Random(f"emulator copies {seed}").random() < COPIED_AHEAD:
+        job = replace(job, loader=replace(job.loader, ahead=True))
     return Drawn(seed, job, tuple(plants))
 
 

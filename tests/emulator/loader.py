@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from tests.emulator.chance import normal
 from tests.emulator.machine import Waits
-from tests.emulator.rank import Rank
+from tests.emulator.rank import COMPUTE, COPIES, Rank
 from tests.emulator.spec import Job
 
 
@@ -93,6 +93,16 @@ class Batches:
         self._asked += 1
 
     def draw(self) -> Waits:
+        """The next batch on the device."""
+        if not self._loader.ahead:
+            yield from self._take(COMPUTE)
+            return
+        if not self._drawn:
+            yield from self._take(COPIES)
+        self._rank.depend(self._rank.last(COPIES))
+        yield from self._take(COPIES)
+
+    def _take(self, stream: int) -> Waits:
         """``next(iterator)`` and the copy to the device."""
         rank, loader = self._rank, self._loader
         kind = "_MultiProcessingDataLoaderIter" if loader.workers else "_SingleProcessDataLoaderIter"
@@ -108,7 +118,9 @@ class Batches:
             self._count()
         with rank.operator("aten::to"), rank.operator("aten::_to_copy"), rank.operator("aten::copy_"):
             rank.spend(rank.job.cpu.operator_ns)
-            yield from rank.copy("HtoD", loader.batch_bytes // self._per_step, blocking=not loader.pinned)
+            yield from rank.copy(
+                "HtoD", loader.batch_bytes // self._per_step, blocking=not loader.pinned, stream=stream
+            )
 
     def _count(self) -> None:
         """What a profiled rank asks its workers for after every draw."""

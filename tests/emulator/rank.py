@@ -235,13 +235,13 @@ class Rank:
                     self.now = work.end_ns
                     self.idle(self.job.cpu.wake_ns)
 
-    def copy(self, kind: str, size: int, blocking: bool) -> Waits:
-        """``cudaMemcpyAsync`` on the compute stream: ``HtoD`` or ``DtoH``."""
+    def copy(self, kind: str, size: int, blocking: bool, stream: int = COMPUTE) -> Waits:
+        """``cudaMemcpyAsync``: ``HtoD`` or ``DtoH``."""
         source, target = (
             ("Pinned" if not blocking else "Pageable", "Device") if kind == "HtoD" else ("Device", "Pageable")
         )
         name = f"Memcpy {kind} ({source} -> {target})"
-        work = Work(self.number, COMPUTE, "gpu_memcpy", name, round(1_200 + size / 12), self.now)
+        work = Work(self.number, stream, "gpu_memcpy", name, round(1_200 + size / 12), self.now)
         work.args = {"bytes": size}
         yield from self.launch(work, call="cudaMemcpyAsync")
         if blocking:

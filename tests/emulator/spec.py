@@ -103,6 +103,8 @@ class Loader:
     """Taking a finished batch from the queue."""
     pinned: bool = True
     batch_bytes: int = 4 * MIB
+    ahead: bool = False
+    """A batch is taken, and copied on a stream of its own, while the one before is computed on."""
 
 
 @dataclass(frozen=True)

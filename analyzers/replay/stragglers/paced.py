@@ -11,6 +11,7 @@ import numpy as np
 
 from perfscope.analyzers.job.aligned import AlignedJob
 from perfscope.analyzers.job.collectives.matched import EXCHANGE
+from perfscope.analyzers.job.rank_steps import copied_beside_ns
 from perfscope.analyzers.replay.engine import ReplayResult, Schedules, replay
 from perfscope.analyzers.replay.pace import at_peers_pace, without_holds
 from perfscope.analyzers.replay.peers import Peers, find_peers
@@ -71,6 +72,8 @@ class PacedReplays:
         # At its peers' pace a rank loads as ranks usually do: also where all are brought to it.
         loading = [self.loading_ns.get(rank, 0.0) for rank in recorded.schedules.ranks]
         self.usual_loading_ns = float(np.median(loading))
+        self.copying_ns = {rank: float(copied_beside_ns(result, rank).mean()) for rank in recorded.schedules.ranks}
+        self.usual_copying_ns = float(np.median(list(self.copying_ns.values())))
         self.loaded_first_ns = np.array([waited[rank][0] for rank in recorded.schedules.ranks])
         self.own = [(peers, own_in_step(recorded, peers)) for peers in groups]
         self.excess = {rank: over for peers, own in self.own for rank, over in excess(peers, own).items()}
@@ -144,7 +147,8 @@ class PacedReplays:
         assert base is not None
         before = recorded.steps_ns(base)
         kept = [ns for rank, ns in self.loading_ns.items() if not loading or rank not in paced]
-        floors = [self.usual_loading_ns, *kept]
+        copying = [min(ns, self.usual_copying_ns) if rank in paced else ns for rank, ns in self.copying_ns.items()]
+        floors = [self.usual_loading_ns, *kept, *copying]
         if replayed.host_mark_ns is None:
             floors.append(self.host_bound.least_ns(paced, before))
         step_ns = predicted_step_ns(
