@@ -112,10 +112,12 @@ def _usual_of(mine: _Operators, others: Sequence[_Operators]) -> _Operators:
 
 
 def _mostly_alike(mine: _Operators, usual: _Operators) -> bool:
-    """Does the rank call most operators as often as the others? With more samples it calls all of them more often."""
-    calls = sum(calls for calls, _ in usual.values())
-    alike = sum(often for name, (often, _) in usual.items() if mine.get(name, (0.0, 0.0))[0] == often)
-    return alike >= _ABOVE_ALL * calls
+    """Does the rank call most operators as often as the others, or those that take most of the time? With more samples
+    it calls all of them more often; what it does itself calls the small ones, too, that views and copies are made of.
+    """
+    every = np.array([*usual.values()]).reshape(-1, 2)
+    as_often = np.array([mine.get(name, (0.0, 0.0))[0] == often for name, (often, _) in usual.items()], dtype=np.bool_)
+    return bool((every[as_often].sum(axis=0) >= _ABOVE_ALL * every.sum(axis=0)).any())
 
 
 def _of_its_own(row: StragglerRow, mine: _Operators, others: Sequence[_Operators]) -> SlowOperator | None:

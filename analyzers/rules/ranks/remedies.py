@@ -179,9 +179,10 @@ def in_operator(job: RuleContext, worst: StragglerRow, who: str) -> str:
         times, others = f"{often} {'time' if often == '1' else 'times'} per step", count_per_step(operator.others_calls)
         if operator.own_us:
             times, others = f"{times} ({duration(operator.own_us)})", f"{others} ({duration(operator.others_us)})"
+        others = f"its peers {others}" if operator.others_calls else "its peers never do"
         return (
-            f"{who[0].upper()}{who[1:]} calls {operator.name} {times}, its peers {others}, and most other operators as "
-            "often as they do: it does work that is not its part of the batch. Do that (metrics, evaluation, logging, "
+            f"{who[0].upper()}{who[1:]} calls {operator.name} {times}, {others}, and most of the rest as often as they "
+            "do: it does work that is not its part of the batch. Do that (metrics, evaluation, logging, "
             "checks) in fewer steps, or in another process, or share it among the ranks."
         )
     if operator.kind:

@@ -307,7 +307,8 @@ def _in_operator(operator: SlowOperator | None) -> str:
         return ""
     if operator.kind:
         return f", mostly in {operator.name}, while other kernels are as quick"
-    return f", mostly in {operator.name}{', which its peers call less often' if operator.is_own_work else ''}"
+    less = ", which its peers call less often" if operator.others_calls else ", which its peers do not call"
+    return f", mostly in {operator.name}{less if operator.is_own_work else ''}"
 
 
 def _by_cause(row: StragglerRow) -> dict[str, list[int]]:

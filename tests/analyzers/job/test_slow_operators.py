@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -15,12 +16,15 @@ from perfscope.results.rows import StragglerRow
 SLOW = StragglerRow(rank=2, cause="compute", lost_us=30_000.0, confidence="high", ranks=(2,))
 
 
-def rank(on_host_ms: dict[str, float], on_device_ms: dict[str, float] | None = None, calls: int = 4) -> Any:
-    """A rank of two steps with these operators, each called so often per step."""
+def rank(
+    on_host_ms: dict[str, float], on_device_ms: dict[str, float] | None = None, calls: int = 4,
+    twice: Collection[str] = (),
+) -> Any:  # fmt: skip
+    """A rank of two steps with these operators, each called so often per step, some ``twice`` as often."""
     table = lambda ms: np.array([[ms.get(name, 0.0) * 1e6] * 2 for name in on_host_ms])  # noqa: E731
     operators = SimpleNamespace(
         names=tuple(on_host_ms), host_ns=table(on_host_ms), device_ns=table(on_device_ms or {}),
-        count=np.full((len(on_host_ms), 2), calls),
+        count=np.array([[calls * (1 + (name in twice))] * 2 for name in on_host_ms]),
     )  # fmt: skip
     steps = SimpleNamespace(indices_of=lambda steps: np.arange(len(steps)))
     return SimpleNamespace(tables=SimpleNamespace(operators=operators), steps=steps, has_device_work=bool(on_device_ms))
@@ -58,6 +62,12 @@ def test_work_that_no_peer_does_is_named():
     own = found(rank(USUAL), rank(USUAL), rank({**USUAL, "Alone": 40.0}))
     assert own == SlowOperator("Alone", 40_000.0, 0.0, 4.0, 0.0)
     assert own.is_own_work
+
+
+def test_small_operators_that_it_is_made_of_do_not_hide_it():
+    views = {f"view{i}": 0.1 for i in range(12)}
+    own = found(*[rank(USUAL | views)] * 2, rank({**USUAL, **views, "Alone": 40.0}, twice=views))
+    assert own == SlowOperator("Alone", 40_000.0, 0.0, 4.0, 0.0)
 
 
 def test_on_devices_their_time_counts():
