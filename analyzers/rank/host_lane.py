@@ -143,3 +143,13 @@ class HostLane:
         first = self.at_ns[0]
         at, known = np.clip(moment_ns, first, self.at_ns[-1]) - first, self.at_ns - first
         return np.stack([np.rint(np.interp(at, known, column)) for column in self.rows_ns.T], axis=1).astype(np.int64)
+
+    def passed_ns(self, moment_ns: Int64) -> Int64:
+        """The host's time up to each moment, waits not counted."""
+        return np.asarray(self.rows_at(moment_ns).sum(axis=1), dtype=np.int64)
+
+    def moment_after(self, passed_ns: Int64) -> Int64:
+        """The moment up to which the host has taken each of these times, waits not counted."""
+        first = self.at_ns[0]
+        at = np.interp(passed_ns, self.rows_ns.sum(axis=1), self.at_ns - first)
+        return np.asarray(first + np.rint(at).astype(np.int64), dtype=np.int64)

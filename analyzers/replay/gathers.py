@@ -8,7 +8,13 @@ waits follows from the program: the first that is launched behind the gather its
     host     gather 2 | launch 2 | gather 1 | ... | reduce 2 | launch 1 | gather 0 | ... | reduce 1 | launch 0
     needs              gather 2                               gather 1                               gather 0
 
-Behind how many reductions it comes is known of the gathers that were waited for. Of others, it cannot be where own work
+In a forward that gathers ahead it comes behind the next gather instead (of the last one, as long behind its issue as
+others were)::
+
+    host     gather 0 | gather 1 | launch 0 | gather 2 | launch 1 | launch 2
+    needs                         gather 0              gather 1   gather 2
+
+Behind how many of these it comes is known of the gathers that were waited for. Of others, it cannot be where own work
 ran before the gather had ended.
 """
 
@@ -28,13 +34,16 @@ from perfscope.frozen import dataclass
 from perfscope.trace.trace import NONE, Bool, Int64
 
 _FARTHEST: Final = 2
-"""Reductions behind which a gather is needed, at most: units that are gathered ahead."""
+"""Reductions, or gathers, behind which a gather is needed, at most: units that are gathered ahead."""
+
+_LAUNCHING: Final = 0.9
+"""Share of the time between two gathers in which the host launches what a unit computes. It issues one in the rest."""
 
 
 @dataclass(frozen=True)
 class _Gather:
-    """One of a rank: its row in ``Collectives``, the moments (host) behind its issue and behind each of the reductions
-    that follow, behind how many of them it is needed (``seen``: known; else at least).
+    """One of a rank: its row in ``Collectives``, the moments (host) behind its issue and behind each of the reductions,
+    or gathers, that follow, behind how many of them it is needed (``seen``: known; else at least).
     """
 
     row: int
@@ -84,14 +93,34 @@ def _gathers(partial: RankPartial, lane: HostLane) -> list[tuple[tuple[bool, int
             continue
         following = np.searchsorted(lane.issued_ns[reductions], lane.issued_ns[gathers])
         counts: defaultdict[tuple[int, bool], int] = defaultdict(int)
+        ahead = _next_in_forward(partial, lane, gathers)
         for row, first in zip(gathers.tolist(), following.tolist(), strict=True):
-            later = lane.called_ns[reductions[first : first + _FARTHEST]].tolist()
+            later = ahead.get(row) or lane.called_ns[reductions[first : first + _FARTHEST]].tolist()
             moments = [int(lane.called_ns[row]) + 1, *(moment + 1 for moment in later)]
             seen = row in waited
             behind = int(np.searchsorted(moments[1:], waited[row])) if seen else _least(partial, lane, row, moments)
             key = int(own.step[row]), bool(own.backward[row])
             found.append(((key[1], counts[key]), _Gather(row, moments, behind, seen)))
             counts[key] += 1
+    return found
+
+
+def _next_in_forward(partial: RankPartial, lane: HostLane, gathers: Int64) -> dict[int, list[int]]:
+    """Row of each gather of a forward, in the order of issue -> when the next ones were issued; behind the last, right
+    before further ones would have been, at the pace of the last two. Without those of forwards that gather once.
+    """
+    own = partial.collectives
+    forwards: defaultdict[int, list[int]] = defaultdict(list)
+    for row in gathers[~own.backward[gathers]].tolist():
+        forwards[int(own.step[row])].append(row)
+    found: dict[int, list[int]] = {}
+    for rows in forwards.values():
+        called = lane.called_ns[rows].tolist()
+        if len(rows) > 1:
+            last_ns = lane.passed_ns(lane.called_ns[rows[-2:]])
+            more = (_LAUNCHING + np.arange(_FARTHEST)) * (last_ns[1] - last_ns[0])
+            called += lane.moment_after(last_ns[1] + np.rint(more).astype(np.int64)).tolist()
+        found.update((row, called[place + 1 : place + 1 + _FARTHEST]) for place, row in enumerate(rows))
     return found
 
 

@@ -165,7 +165,7 @@ def rank_lane(progress: Progress, lane: HostLane, ops: ProgramOps, first_ns: int
     behind = issue & (ops.begun_ns >= device) & (called < ops.time_ns) & at_once
     host_lag, device_lag = _lags(progress.own, ops, host, device, until, early, first_ns)
     # A call that follows later in the program does so after waits of the host, which are replayed: only its own time.
-    between = lane.rows_at(np.where(issue, called, moment)).sum(axis=1) - passed[1:]
+    between = lane.passed_ns(np.where(issue, called, moment)) - passed[1:]
     host_lag = np.where(issue & (host_lag != NEVER), np.minimum(host_lag, np.maximum(between, 0)), host_lag)
     lanes = Lanes(
         host_ns=np.diff(passed),

@@ -49,7 +49,8 @@ def predicted_step_ns(
     if replayed.host_mark_ns is not None and steps_alike and recorded.used[0]:
         alike_ns = _as_the_others(changed_ns, recorded_ns)
         changed_ns = _begun_sooner(np.minimum(alike_ns, changed_ns)) if sooner else alike_ns
-        if lifted and _as_long(recorded_ns).any():  # else a long wait among the others would count for more steps
+        # Else a long wait among the others would count for more steps.
+        if lifted and _as_long(recorded_ns[1:], recorded_ns[0]).any():
             settling = 0
     settled = slice(min(settling, len(changed_ns) - 1), None)
     predicted = float(changed_ns[settled].mean())
@@ -97,17 +98,23 @@ def _begun_sooner(steps_ns: Float64) -> Float64:
 
 
 def _as_the_others(changed_ns: Float64, recorded_ns: Float64) -> Float64:
-    """The steps with the first one changed as the others are that took as long, or all, where none did: of steps of
-    which every other one pauses a change may make only those shorter. How far hosts are ahead of their devices where it
-    begins is recorded, not replayed: where the change makes that more or less, it does so in this step.
+    """The steps with the first and the last one changed as those between them are that took as long: of steps of which
+    every other one pauses a change may make only those shorter. How far hosts are ahead of their devices where the
+    first begins is recorded, not replayed: where the change makes that more or less, it does so in this step. What of
+    the last one would go on beside the next is seen of the others alone. Where none took as long, the first changes as
+    all others do, and the last stays.
     """
     if len(changed_ns) <= _FEW_STEPS:
         return changed_ns
-    times, as_long = changed_ns[1:] / recorded_ns[1:], _as_long(recorded_ns)
-    first = recorded_ns[0] * np.median(times[as_long] if as_long.any() else times)
-    return np.append(first, changed_ns[1:])
+    times, inner = changed_ns / recorded_ns, slice(1, -1)
+    alike, alike_last = (times[inner][_as_long(recorded_ns[inner], recorded_ns[edge])] for edge in (0, -1))
+    changed_ns = changed_ns.copy()
+    changed_ns[0] = recorded_ns[0] * np.median(alike if len(alike) else times[1:])
+    if len(alike_last):
+        changed_ns[-1] = recorded_ns[-1] * np.median(alike_last)
+    return changed_ns
 
 
-def _as_long(steps_ns: Float64) -> Bool:
-    """Which of the others took as long as the first."""
-    return np.asarray(np.abs(steps_ns[1:] / steps_ns[0] - 1) <= _AS_LONG, dtype=np.bool_)
+def _as_long(steps_ns: Float64, other_ns: float) -> Bool:
+    """Which of the steps took as long as another one."""
+    return np.asarray(np.abs(steps_ns / other_ns - 1) <= _AS_LONG, dtype=np.bool_)

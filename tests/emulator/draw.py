@@ -13,8 +13,9 @@ from tests.emulator.spec import MIB, MS, US, Cause, Cpu, Job, Loader, Model, Net
 
 AGES = (0, 10, 100, 400, 400)
 """Steps before the emulated ones: loaders that are a few percent too slow drain their queues in hundreds."""
-COPIED_AHEAD = 0.25
-"""Share of jobs that copy the next batch on a stream of its own."""
+COPIED_AHEAD, COPIED_AHEAD_FROM = 0.25, 70_000
+"""Share of jobs that copy the next batch on a stream of its own, and the first seed of such: tests know some
+jobs before it as they are."""
 NAMES = ("rank{rank}.json", "worker{rank}.1751410836123.pt.trace.json", "{host}_{pid}.1751410836123.pt.trace.json")
 
 
@@ -83,7 +84,11 @@ def draw(seed: int) -> Drawn:
         job = replace(job, recording=replace(job.recording, missing=(rng.choice(spare),)))
     # Another stream of numbers, so that the jobs of earlier seeds stay what they were but for this.
     job = replace(job, age=random.Random(f"emulator age {seed}").choice(AGES))
-    if job.stages == 1 and random.Random(f"emulator copies {seed}").random() < COPIED_AHEAD:
+    if (
+        seed >= COPIED_AHEAD_FROM
+        and job.stages == 1
+        and random.Random(f"emulator copies {seed}").random() < COPIED_AHEAD
+    ):
         job = replace(job, loader=replace(job.loader, ahead=True))
     return Drawn(seed, job, tuple(plants))
 

@@ -38,6 +38,8 @@ _MUCH_LONGER: Final = 2.0
 """From this ratio of the waits for batches on, one loader is slower than the others."""
 ALIKE: Final = 0.02
 """Step times closer than this are equal within noise."""
+_MANY: Final = 1_000
+"""Workers for which no rank waits."""
 OTHERS: Final = 1.25
 """Wall time over CPU time of the training from which other processes use its cores: what these will do is not known."""
 
@@ -133,7 +135,8 @@ def _blocking(job: RuleContext) -> Finding | None:
     # Where the cores are the limit, the stall ends when loading costs nothing.
     recoverable = job.step_time_us - (need.step_us if need and not need.crowded else without_us)
     if need is None and behind is None:
-        recoverable = max(recoverable, _longest_us(job, usual))
+        without_waits_us = _replayed_us(job, _MANY) or job.step_time_us
+        recoverable = max(recoverable, _longest_us(job, usual), job.step_time_us - without_waits_us)
     if recoverable <= 0:
         return None
     new = need and not need.crowded and need.workers != worst.num_workers

@@ -1,4 +1,4 @@
-"""What the first recorded step becomes where a change is replayed, by hand."""
+"""What the first and the last recorded step become where a change is replayed, by hand."""
 
 from __future__ import annotations
 
@@ -28,6 +28,23 @@ def test_the_first_step_changes_as_those_that_took_as_long(
 ) -> None:
     found = _as_the_others(np.array(changed, dtype=np.float64), np.array(recorded, dtype=np.float64))
     assert found.tolist() == pytest.approx([first, *changed[1:]])
+
+
+@pytest.mark.parametrize(
+    ("recorded", "changed", "last"),
+    [
+        # What goes on beside the next step, gathers say, is not seen in the last one.
+        ((100, 100, 100, 100), (80, 80, 80, 40), 80),
+        # None between took as long as the last one.
+        ((100, 100, 100, 150), (80, 80, 80, 120), 120),
+        ((100, 150, 100, 150), (100, 90, 80, 40), 90),
+    ],
+)
+def test_the_last_step_changes_as_those_before_it_that_took_as_long(
+    recorded: tuple[float, ...], changed: tuple[float, ...], last: float
+) -> None:
+    found = _as_the_others(np.array(changed, dtype=np.float64), np.array(recorded, dtype=np.float64))
+    assert found[1:].tolist() == pytest.approx([*changed[1:-1], last])
 
 
 @pytest.mark.parametrize(

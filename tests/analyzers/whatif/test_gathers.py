@@ -19,6 +19,7 @@ from perfscope.analyzers.whatif.whatif import context_of
 from perfscope.recording.metadata import ModelMetadata, RunMetadata
 from tests.analyzers.whatif.fsdp_variants import gathers_late, keeps_parameters
 from tests.collectors.harness import SCRIPTS, needs_torch, record_ranks
+from tests.emulator.changes import apply
 from tests.emulator.emulate import emulate, step_ns
 from tests.emulator.spec import MS, Cause, Cpu, Job, Loader, Model, Network, Recording
 from tests.generator import JobSpec, ModelSpec, NetworkSpec, simulate, step_time_ns
@@ -286,3 +287,19 @@ def test_a_real_training_s_gathers(arguments: tuple[str, ...], tmp_path: Path) -
     else:
         answer = predict(context, RESHARD)
         assert answer.mid_ns < answer.measured_ns
+
+
+@pytest.mark.parametrize("settings", [{"network.bandwidth": "0.25x"}, {"compute": "4x"}], ids=str)
+@pytest.mark.parametrize("reshard", [True, False])
+def test_work_waits_for_what_a_forward_gathers_ahead(tmp_path: Path, settings: dict[str, str], reshard: bool) -> None:
+    """No wait for such a gather is recorded: the network is quick enough."""
+    job = Job(
+        strategy="fsdp", version=2, ranks=2, ranks_per_host=1, forward_prefetch=True, reshard=reshard,
+        network=Network(between_gbps=20.0), model=Model(blocks=4, tokens=4096), recording=Recording(steps=5),
+    )  # fmt: skip
+    changed = apply(job, settings)
+    assert changed is not None
+    emulate(job).write(tmp_path)
+    found, truth = predict(context_of(tmp_path, workers=1), settings), step_ns(changed.job)
+    assert found.mid_ns == pytest.approx(truth, rel=0.01)
+    assert found.low_ns <= truth <= found.high_ns
