@@ -261,7 +261,7 @@ def _limited(summary: Summary, serious: list[Finding]) -> Verdict:
     category, share = largest(shares, summary, [finding for finding in serious if _gains(finding, summary)])
     recoverable = _share(first, summary)
     if share >= NAMED and category == WAIT and waits_for(summary, serious):
-        headline += f" Waiting for late ranks takes another {share:.0%} of the step, mostly for the same reason."
+        headline += f" Ranks wait for late ones for {share:.0%} of the step on average, mostly for the same reason."
     elif share >= NAMED and share > recoverable:
         what = in_words(category, share, summary)
         headline += f" A larger part, {share:.0%} of the step, is {what}: no fix is known; "

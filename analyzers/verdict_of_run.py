@@ -36,6 +36,7 @@ _SHORT: Final = 64
 def with_history(summary: Summary, history: History) -> Summary:
     """The summary of traces with the history of the whole run."""
     summary = _with_run(replace(summary, history=history), history)
+    summary = _with_change(summary, history)
     share = evaluation_share(history)
     if share < EVALUATES or "evaluation" in summary.verdict.headline:
         return summary
@@ -52,6 +53,32 @@ def _with_run(summary: Summary, history: History) -> Summary:
     if unseen:
         return replace(summary, verdict=_verdict(summary.verdict, unseen[0]))
     return _with_passing_stragglers(summary, history)
+
+
+def _with_change(summary: Summary, history: History) -> Summary:
+    """The summary with a change of the run's step time after the recorded steps, which do not show why. It comes first
+    where steps take longer from there on.
+    """
+    change, verdict = history.change, summary.verdict
+    if change is None or change.share_after < _LARGE or not summary.job.steps:
+        return summary
+    first, last = min(summary.job.steps), max(summary.job.steps)
+    if last >= change.first_step:
+        return summary
+    words = change.in_words()
+    recorded = f"step {last}" if first == last else f"steps {first} to {last}"
+    told = f"{words[0].upper()}{words[1:]}. What was recorded, {recorded}, is before that and does not show why."
+    if not change.slower:
+        return replace(summary, verdict=replace(verdict, headline=f"{verdict.headline} {told}", healthy=False))
+    return replace(
+        summary,
+        verdict=replace(
+            verdict,
+            headline=f"{told} It shows: {verdict.headline}",
+            healthy=False,
+            first_action=f"Record steps from there on: add --wait {change.first_step} to perfscope run.",
+        ),
+    )
 
 
 def _with_passing_stragglers(summary: Summary, history: History) -> Summary:

@@ -13,6 +13,7 @@ import numpy as np
 
 from perfscope.analyzers.history.cost import recording_cost
 from perfscope.analyzers.history.goodput import RankGoodput, job_goodput
+from perfscope.analyzers.history.level import is_side, step_change
 from perfscope.analyzers.history.long_steps import long_steps
 from perfscope.analyzers.history.own_times import OwnTimes, rank_parts, windows_left_out
 from perfscope.analyzers.history.rank_history import Float64, RankFile, RankPartialHistory, bin_width, last_step
@@ -103,7 +104,10 @@ def job_history(
         compared=history.compared,
     )
     cost = recording_cost(job, history.ranks)
-    return replace(history, long_steps=again, goodput=spent, recording_cost=cost), tuple(failures)
+    change = step_change(history.bins)
+    if again is not None and change is not None and is_side(change, again):
+        again = None
+    return replace(history, long_steps=again, change=change, goodput=spent, recording_cost=cost), tuple(failures)
 
 
 def peers_of(job: Job, ranks: Iterable[int]) -> list[list[int]]:

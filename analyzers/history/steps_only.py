@@ -129,6 +129,8 @@ def _headline(history: History, slowest: RankHistory) -> str:
         return f"{step}; evaluations take {evaluation_share(history):.0%} of the steps' time."
     if history.stragglers:
         return f"{step}; {history.stragglers[0].in_words()}."
+    if history.change is not None and history.change.slower:
+        return f"{step}; {history.change.in_words()}."
     first = history.slow_ranks[0] if history.slow_ranks else None
     if first is not None and first.excess_us >= NOTICEABLE * slowest.median_us:
         longer = f"{duration(first.excess_us)} more {STAGE_WORDS[first.stage]}"

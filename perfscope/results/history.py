@@ -104,17 +104,39 @@ class LongSteps:
 
     def in_words(self) -> str:
         """A sentence without its full stop: "every 20 steps (20, 40, 60 …) one takes 600 ms longer ..."."""
-        shown = ", ".join(f"{step:,}" for step in self.steps[:3]) + (" …" if len(self.steps) > 3 else "")
         longer = f"{duration(self.longer_us)} longer than those around"
         if self.period is not None:
+            shown = ", ".join(f"{step:,}" for step in self.steps[:3]) + (" …" if len(self.steps) > 3 else "")
             which = f"every {self.period:,} steps ({shown}) one takes {longer} it"
         else:
-            which = f"{len(self.steps)} of {self.of_steps:,} steps ({shown}) take {longer} them"
+            among = f"no regular ones, between {self.steps[0]:,} and {self.steps[-1]:,}"
+            which = f"{len(self.steps)} of {self.of_steps:,} steps ({among}) take {longer} them"
         where = f" {STAGE_WORDS.get(self.stage, f'in {self.stage}')}" if self.stage else ""
         who = (
             f", on rank {self.rank}{where}" if self.rank is not None else ", on all ranks" if self.on_all_ranks else ""
         )
         return f"{which}{who}: {percent(self.share)} of the run's time"
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepChange:
+    """From some step on the steps of the run take another time than before."""
+
+    first_step: Annotated[int, "The first that takes the other time."]
+    about: Annotated[bool, "It is one of the steps of a bin that begins there."]
+    before_us: Annotated[Us, "Median of the steps before."]
+    after_us: Annotated[Us, "Median of the steps from there on."]
+    share_after: Annotated[Share, "Of the time of all steps, that of the steps from there on."]
+
+    @property
+    def slower(self) -> bool:
+        """Do they take longer?"""
+        return self.after_us > self.before_us
+
+    def in_words(self) -> str:
+        """A sentence without its full stop: "from step 30 on steps take 80.1 ms instead of 30.2 ms"."""
+        where = f"{'about ' if self.about else ''}step {self.first_step:,}"
+        return f"from {where} on steps take {duration(self.after_us)} instead of {duration(self.before_us)}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -295,6 +317,7 @@ class History:
     stragglers: Annotated[tuple[HistoryStraggler, ...], "The costliest first."] = ()
     compared: Annotated[bool, "Was waiting measured, so that ranks could be compared in all stages?"] = False
     long_steps: Annotated[LongSteps | None, "Steps that take far longer again and again; None where few do."] = None
+    change: Annotated[StepChange | None, "From where on steps take another time; None where none plainly do."] = None
     goodput: Annotated[Goodput | None, "Where the wall time of the run went; None where that is not known."] = None
     recording_cost: Annotated[RecordingCost | None, "What recording took of each step; None where not measured."] = None
     missing_ranks: Annotated[tuple[int, ...], "Ranks of the world without a history."] = field(default=())

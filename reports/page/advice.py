@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import shlex
 from collections.abc import Mapping
+from typing import Final
 
 from perfscope.frozen import dataclass
 from perfscope.results.accuracy import accuracy_in_words
@@ -22,6 +23,9 @@ from perfscope.text import (
     ranks_in_words,
     significant,
 )
+
+_AT_BOUND: Final = 0.97
+"""A range that ends this close to a bound does not contradict it."""
 
 
 @dataclass(frozen=True)
@@ -178,7 +182,7 @@ def _prediction(finding: Finding, predicted: Prediction, summary: Summary) -> Sp
     if finding.obtained == "replayed" and finding.whatif:
         full += f" {accuracy_in_words(finding.whatif)}"
     # What bounds the middle alone is no bound of the range that is stated.
-    ceiling, beyond = finding.ceiling, predicted.is_wide and (1 + (finding.ceiling or 0.0)) * predicted.low < step
+    ceiling, beyond = finding.ceiling, (1 + (finding.ceiling or 0.0)) * predicted.low < _AT_BOUND * step
     if ceiling is not None and known(ceiling) and not beyond and factor(1 + ceiling) != factor(step / predicted.mid):
         full += f" Upper bound: {factor(1 + ceiling)}."
     full = of_recording(full) if summary.is_one_window else full

@@ -40,6 +40,8 @@ def slowest_rank(history: History) -> RankHistory:
 
 def drift(history: History) -> str:
     """How the step time changed over the run, as a phrase; empty where the trend is not known."""
+    if history.change is not None:
+        return history.change.in_words()
     trends = [row.trend for row in history.ranks if row.trend is not None and known(row.trend)]
     if not trends:
         return ""

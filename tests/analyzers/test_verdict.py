@@ -216,7 +216,7 @@ def test_waiting_for_ranks_that_load_late_is_for_the_same_reason(on_path_us: flo
     (finding, *_) = evaluate(starved(80_000))
     loading = dataclasses.replace(finding, rule="dataloader-workers", title="Data loading", ceiling=100 / 80 - 1)
     headline = judged(case, loading).headline
-    assert ("Waiting for late ranks takes another 30% of the step, mostly for the same reason" in headline) is same
+    assert ("Ranks wait for late ones for 30% of the step on average, mostly for the same reason" in headline) is same
     assert ("no fix is known" in headline) is not same
 
 

@@ -8,9 +8,10 @@ from typing import Final
 
 from perfscope.analyzers.job.slow_operators import SlowOperator
 from perfscope.analyzers.rank.host_activity import SAVING
-from perfscope.analyzers.rank.kernel_classes import ATTENTION, MATRIX
+from perfscope.analyzers.rank.kernel_classes import ATTENTION, MATRIX, PRODUCTS, class_of_operator
 from perfscope.analyzers.rules.context import RuleContext
 from perfscope.analyzers.rules.ranks.imbalanced_work import SPREAD, exchanges_tokens, flops_spread, of_experts, only_few
+from perfscope.analyzers.rules.ranks.paused_in import ANYWHERE, asleep, may_collect, paused_in, where
 from perfscope.analyzers.rules.ranks.pauses import pause_together
 from perfscope.results.rows import StragglerRow
 from perfscope.text import count_per_step, duration
@@ -31,8 +32,8 @@ OF_CAUSE: Final = {
     "more DataLoader workers, or spread expensive samples evenly over the ranks.",
     "launch": "Look at what slows launches on {who}: other processes on the cores, CPU frequency and NUMA binding "
     "(numactl, taskset).",
-    "host": "Look for Python work that only {who} does {where}, for garbage collection, and for other processes on the "
-    "cores there.",
+    "host": "Look for Python work that only {who} does {where}{collection}, and for other processes on the cores "
+    "there.",
     "sync": "Look for .item(), printing of tensors or synchronize() on {who}: the other ranks do not wait for their "
     "devices there.",
     "copy": "Check pinned memory and the PCIe link of {who}: host-device copies take longer there than on the other "
@@ -46,6 +47,19 @@ _IN_TURN: Final = (
     "process starts it by its own count of objects: call gc.disable() before the loop and gc.collect() on all ranks at "
     "the same step, every 500 steps for example. If it is off already, look for other work that is not synchronized "
     "(logging, checkpoints, evaluation)."
+)
+
+_OTHERWISE_IN_TURN: Final = (
+    "One rank after another pauses {where}, and each time all wait. Do what it is in the same steps on all ranks, in "
+    "fewer steps, or in a thread."
+)
+
+_ASLEEP: Final = (
+    "Look for what {who} waits for {where}: its thread sleeps there for most of that time, and computes nothing (a "
+    "file, the network, a lock, time.sleep)."
+)
+_ALL_ASLEEP: Final = (
+    " Their threads sleep there for most of that time, and compute nothing (a file, the network, a lock, time.sleep)."
 )
 
 _TOGETHER: Final = (
@@ -120,6 +134,13 @@ _SLOW_ON_CPU: Final = (
     "there, then the amount of work (sequence lengths, experts)."
 )
 
+_SLOWER_CORES: Final = (
+    "Look at the cores of {who}: other processes there (top; on virtual machines also steal time), their frequency, "
+    "and the number of threads (OMP_NUM_THREADS)."
+)
+_AS_MANY: Final = 0.02
+"""Relative difference of FLOPs up to which ranks compute as much."""
+
 _LONGER_SEQUENCES: Final = (
     "compare the lengths of sequences (attention takes longer with their square), masks, and which kernel attention "
     "uses there, with the other ranks': pack samples to one length, and use the same kernel on all."
@@ -131,14 +152,29 @@ _OTHER_SHAPES: Final = (
 )
 
 
-def template(job: RuleContext, worst: StragglerRow, pauses_in: str = "") -> str:
-    """The remedy of one cause; of host work, by the name of what that is, if it is known."""
+def by_cause(job: RuleContext, cause: str, who: str) -> str:
+    """The remedy of one cause of several."""
+    return _written(job, OF_CAUSE[cause], who, ANYWHERE)
+
+
+def by_straggler(job: RuleContext, worst: StragglerRow, who: str) -> str:
+    """The remedy of a straggler's cause; of host work, by the name of what that is, if it is known."""
+    name = paused_in(job, worst)
+    return _written(job, _template(job, worst, name), who, where(job, name))
+
+
+def _written(job: RuleContext, template: str, who: str, place: str) -> str:
+    collection = ", for garbage collection" if may_collect(job) else ""
+    return template.format(who=who, where=place, collection=collection, **job.device_commands)
+
+
+def _template(job: RuleContext, worst: StragglerRow, pauses_in: str) -> str:
     run = job.runs.get(worst.rank)
     is_cpu = run is not None and run.device.type == "cpu"
     if worst.scope == "job" and worst.cause == "compute":
         return _of_slow_in_turn(job, worst, is_cpu=is_cpu)
     if worst.scope == "job" and worst.cause == "host":
-        return _TOGETHER if pause_together(job, worst.ranks) else _IN_TURN
+        return _of_pauses_in_turn(job, worst)
     if worst.scope == "job":
         return OF_CAUSE[worst.cause]
     if worst.scope == "host":
@@ -151,7 +187,16 @@ def template(job: RuleContext, worst: StragglerRow, pauses_in: str = "") -> str:
         return _SAVING
     if worst.cause == "compute" and is_cpu:
         return _SLOW_ON_CPU
-    return OF_CAUSE[worst.cause]
+    return _ASLEEP if worst.cause == "host" and asleep(job, worst) else OF_CAUSE[worst.cause]
+
+
+def _of_pauses_in_turn(job: RuleContext, worst: StragglerRow) -> str:
+    """Of hosts that pause, together or one after another."""
+    if pause_together(job, worst.ranks):
+        return _TOGETHER
+    if may_collect(job):
+        return _IN_TURN
+    return _OTHERWISE_IN_TURN + (_ALL_ASLEEP if asleep(job, worst) else "")
 
 
 def _of_slow_in_turn(job: RuleContext, worst: StragglerRow, *, is_cpu: bool) -> str:
@@ -187,12 +232,27 @@ def in_operator(job: RuleContext, worst: StragglerRow, who: str) -> str:
         )
     if operator.kind:
         return _not_by_clocks(job, operator, who)
+    if _is_as_much(job, worst, operator):
+        return (
+            f"{operator.name} takes {duration(operator.own_us)} per step on {who} and {duration(operator.others_us)} "
+            "on its peers, for as many calls and as many FLOPs: it has no more to compute. "
+            f"{_SLOWER_CORES.format(who=who)}"
+        )
     return (
         f"Look at {operator.name}: it takes {duration(operator.own_us)} per step on {who} and "
         f"{duration(operator.others_us)} on its peers, which call it as often. Its other operators are not slower, or "
         "not as much: compare what this one works on there (sizes, data, Python inside it) with the other ranks'. If "
         "that is the same, look at the rank's cores or device."
     )
+
+
+def _is_as_much(job: RuleContext, worst: StragglerRow, operator: SlowOperator) -> bool:
+    """Does a matrix product of a job on CPUs take longer on a rank that computes as many FLOPs as the others?"""
+    flops = {rank: sum(steps.flops) for rank, steps in job.per_step.items() if steps.flops is not None}
+    others = [each for rank, each in flops.items() if rank not in worst.members]
+    if job.on_devices or class_of_operator(operator.name) not in PRODUCTS or worst.rank not in flops or not others:
+        return False
+    return abs(flops[worst.rank] - median(others)) <= _AS_MANY * median(others)
 
 
 def _not_by_clocks(job: RuleContext, operator: SlowOperator, who: str) -> str:

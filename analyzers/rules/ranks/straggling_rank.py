@@ -13,12 +13,12 @@ from typing import Final
 from perfscope.analyzers.job.slow_operators import SlowOperator
 from perfscope.analyzers.losses import host_work
 from perfscope.analyzers.rank.host_activity import BETWEEN
-from perfscope.analyzers.rank.loop_phases import INSIDE, LOOP
 from perfscope.analyzers.rules.context import RuleContext, known
 from perfscope.analyzers.rules.host import garbage_collection, recompilation
 from perfscope.analyzers.rules.loading import dataloader_workers
 from perfscope.analyzers.rules.ranks import imbalanced_work
-from perfscope.analyzers.rules.ranks.remedies import OF_CAUSE, in_operator, slow_operator, template, waits_for_cores
+from perfscope.analyzers.rules.ranks.paused_in import most_over_others, paused_in
+from perfscope.analyzers.rules.ranks.remedies import by_cause, by_straggler, in_operator, slow_operator, waits_for_cores
 from perfscope.grouping import grouped
 from perfscope.results.attribution import CAUSE_PHRASES, host_in_words, subject
 from perfscope.results.findings import STRAGGLING_RANK, Action, Confidence, Evidence, Finding
@@ -62,12 +62,6 @@ _FEW_STEPS: Final = 0.2
 """Share of the steps up to which a rank may have waited for its batches by chance, where all load as slowly."""
 _ALSO: Final = 0.25
 """Of a rank's pauses in its loop: where its peers pause there for as long, they may wait for the same."""
-
-_USUALLY: Final = "logging, evaluation, checkpointing"
-_ANYWHERE: Final = f"outside operators ({_USUALLY})"
-"""Where ranks pause, where that has no name."""
-_MOSTLY: Final = 0.5
-"""Part of a straggler's cost from which what it pauses in is named."""
 
 _AS_LONG: Final = (
     "The other ranks pause at the same place. If they wait there for what takes as long on every rank (a queue, a "
@@ -219,7 +213,7 @@ def _may_wait_as_long(job: RuleContext, worst: StragglerRow) -> bool:
 
     They may wait there for what is as slow, as a thread that reads ahead, which delivers while they wait for this rank.
     """
-    name, _ = _most_over_others(job, worst) if worst.cause == "host" else ("", 0.0)
+    name, _ = most_over_others(job, worst) if worst.cause == "host" else ("", 0.0)
     named = {row.rank: row.named_host_us.get(name, 0.0) for row in job.summary.time_breakdown}
     others = [us for rank, us in named.items() if rank not in worst.members]
     if name != BETWEEN or named[worst.rank] < worst.lost_us / 2:
@@ -278,7 +272,7 @@ def _cost(job: RuleContext, row: StragglerRow) -> str:
 def _causes(job: RuleContext, row: StragglerRow) -> str:
     """Why: of each rank where they hide each other by several causes; else with what they do then, if that is known."""
     if len(set(row.causes)) < 2:
-        name, operator = _pauses_in(job, row), slow_operator(job, row)
+        name, operator = paused_in(job, row), slow_operator(job, row)
         more = f", mostly in {host_work(name)}" if name else _in_operator(operator)
         also = _also(job, row)
         return f"{CAUSE_PHRASES[row.cause]}{more}{f'; and {CAUSE_PHRASES[also]}' if also else ''}"
@@ -333,21 +327,14 @@ def _setting(row: StragglerRow) -> str:
 
 def _remedy(job: RuleContext, worst: StragglerRow) -> str:
     if len(set(worst.causes)) > 1 and worst.scope not in ("job", "host", "stage"):
-        commands = job.device_commands
-        lines = [
-            OF_CAUSE[cause].format(who=ranks_in_words(ranks), where=_ANYWHERE, **commands)
-            for cause, ranks in _by_cause(worst).items()
-        ]
+        lines = [by_cause(job, cause, ranks_in_words(ranks)) for cause, ranks in _by_cause(worst).items()]
         alone = job.share(max(worst.alone_us))
         who = ranks_in_words(worst.ranks)
         return "\n".join((f"Change all of {who}: the best of them alone saves {alone:.0%} of the step.", *lines))
     who = _setting(worst)
-    name = _pauses_in(job, worst)
-    usual = in_operator(job, worst, who) or template(job, worst, name).format(
-        who=who, where=_where(name), **job.device_commands
-    )
+    usual = in_operator(job, worst, who) or by_straggler(job, worst, who)
     also = _also(job, worst)
-    other = (OF_CAUSE[also].format(who=who, where=_ANYWHERE, **job.device_commands),) if also else ()
+    other = (by_cause(job, also, who),) if also else ()
     return "\n".join((*waits_for_cores(job, worst, who), usual, *other))
 
 
@@ -359,21 +346,6 @@ def _not_recorded(job: RuleContext, worst: StragglerRow) -> tuple[str, ...]:
     if worst.scope == "host":
         return (_OF_ITS_HOST.format(missing=ranks_in_words(missing)),)
     return (_OTHERS_AS_LATE.format(missing=ranks_in_words(missing), who=ranks_in_words(worst.ranks or (worst.rank,))),)
-
-
-def _pauses_in(job: RuleContext, worst: StragglerRow) -> str:
-    """What has a name of that for which the ranks pause, where it is most of their cost; empty otherwise."""
-    name, over_us = _most_over_others(job, worst)
-    return name if worst.cause == "host" and over_us >= _MOSTLY * worst.lost_us else ""
-
-
-def _where(name: str) -> str:
-    """Where ranks pause, and in what they usually do there."""
-    if name in INSIDE:
-        return f"in {name}, outside its operators (hooks, conversions, waiting for a file or a lock)"
-    if name.startswith(LOOP):
-        return f"in {name} ({_USUALLY})"
-    return f"outside operators, mostly in {host_work(name)}" if name else _ANYWHERE
 
 
 def _evidence(job: RuleContext, worst: StragglerRow) -> tuple[Evidence, ...]:
@@ -399,7 +371,7 @@ def _named_host(job: RuleContext, worst: StragglerRow, mine: tuple[int, ...]) ->
     """The named host work in which a rank that pauses spends the most time over the others, if any has a name."""
     if worst.cause != "host":
         return ()
-    name, over = _most_over_others(job, worst)
+    name, over = most_over_others(job, worst)
     return (Evidence(f"its host time in {name} over the others'", over, "us", mine),) if over else ()
 
 
@@ -417,20 +389,6 @@ def _operator(job: RuleContext, worst: StragglerRow, mine: tuple[int, ...]) -> t
         Evidence(f"its time in {operator.name}", operator.own_us, "us", mine),
         Evidence(f"the others' time in {operator.name}", operator.others_us, "us"),
     )
-
-
-def _most_over_others(job: RuleContext, worst: StragglerRow) -> tuple[str, float]:
-    """The named host work in which these ranks spend the most time over the others, and how much, µs; 0 for none."""
-    mine = worst.members
-    others = tuple(rank for rank in job.ranks if rank not in mine) or job.ranks
-    named = {row.rank: row.named_host_us for row in job.summary.time_breakdown}
-    over = {
-        name: median(named[rank].get(name, 0.0) for rank in mine)
-        - median(named[rank].get(name, 0.0) for rank in others)
-        for name in {name for rank in mine for name in named[rank]}
-    }
-    name = max(sorted(over), key=lambda name: over[name], default="")
-    return name, over.get(name, 0.0)
 
 
 def _work_over_peers(job: RuleContext, worst: StragglerRow) -> float | None:

@@ -53,7 +53,9 @@ def test_steps_at_random_have_no_period_and_several_ranks_no_rank() -> None:
     again = found(*(outlier(step, rank=step % 3) for step in (7, 22, 41, 63, 80)))
     assert again is not None
     assert (again.period, again.rank, again.of_steps) == (None, None, 100)
-    assert again.in_words().startswith("5 of 100 steps (7, 22, 41 …) take 400 ms longer than those around them: 20%")
+    assert again.in_words().startswith(
+        "5 of 100 steps (no regular ones, between 7 and 80) take 400 ms longer than those around them: 20%"
+    )
 
 
 def test_one_compilation_hides_no_pauses() -> None:

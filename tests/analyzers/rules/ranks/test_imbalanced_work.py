@@ -9,7 +9,7 @@ import pytest
 
 from perfscope.analyzers.rules.context import RuleContext
 from perfscope.analyzers.rules.ranks import imbalanced_work, straggling_rank
-from perfscope.analyzers.rules.ranks.remedies import template
+from perfscope.analyzers.rules.ranks.remedies import by_straggler
 from tests.analyzers.rules.jobs import QUICK, Analyzed, analyze, changed
 from tests.generator import SlowCompute
 
@@ -59,14 +59,14 @@ def test_what_to_do_about_ranks_that_are_slow_in_turn_follows_from_their_flops(i
     """Equal ones: it is not the work. Unknown ones: record shapes, and see."""
     (row, *_) = in_turn.context.summary.stragglers
     equal = {rank: replace(steps, flops=(1e12,) * 8) for rank, steps in in_turn.context.per_step.items()}
-    told = template(changed(in_turn.context, per_step=equal), row)
+    told = by_straggler(changed(in_turn.context, per_step=equal), row, "ranks 0-3")
     assert "not the work that varies" in told
     assert "clocks" in told
     assert "With shapes recorded" not in told
-    unknown = template(with_flops(in_turn.context, uneven=False), row)
+    unknown = by_straggler(with_flops(in_turn.context, uneven=False), row, "ranks 0-3")
     assert "pack samples" in unknown
     assert "With shapes recorded" in unknown
-    varying = template(with_flops(in_turn.context, uneven=True), row)
+    varying = by_straggler(with_flops(in_turn.context, uneven=True), row, "ranks 0-3")
     assert "pack samples" in varying
     assert "With shapes recorded" not in varying
 

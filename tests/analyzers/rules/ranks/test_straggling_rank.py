@@ -13,12 +13,12 @@ from perfscope.analyzers.rank.host_activity import BETWEEN, SAVING
 from perfscope.analyzers.rank.loop_phases import IN_FORWARD
 from perfscope.analyzers.rules.context import RuleContext
 from perfscope.analyzers.rules.host import garbage_collection
-from perfscope.analyzers.rules.ranks import straggling_rank
+from perfscope.analyzers.rules.ranks import remedies, straggling_rank
 from perfscope.recording.metadata import CpuMetadata, DeviceMetadata, RunMetadata
 from perfscope.results.findings import Confidence, Finding, Prediction
 from perfscope.results.rows import DataLoaderRow, StragglerRow
 from tests.analyzers.measured import advised
-from tests.analyzers.rules.jobs import breakdown, changed, context
+from tests.analyzers.rules.jobs import breakdown, changed, context, runs
 from tests.emulator import Cause, Job, Model, Recording, emulate, step_ns
 
 PAUSES = StragglerRow(rank=0, cause="host", lost_us=20_000.0, confidence="high", ranks=(0,))
@@ -427,6 +427,49 @@ def test_ranks_that_pause_in_the_same_steps_are_not_told_of_pauses_one_after_ano
     assert said[0].startswith("One rank after another pauses")
     assert said[1].startswith("All of ranks 0, 1 pause in the same steps, now one for longer and now another")
     assert "garbage" not in said[1]
+
+
+def test_recorded_pauses_in_turn_are_named_and_no_garbage_collection_is_suspected() -> None:
+    """Of ranks that perfscope run recorded every collection has a name: none is behind pauses between two phases."""
+    turns = replace(PAUSES, scope="job", pattern="rotating", ranks=(0, 1))
+    place = "the loop between forward and backward"
+    each = {rank: replace(steps(0.0), pausing_us=(20_000.0 * (1 - rank), 20_000.0 * rank) * 4) for rank in (0, 1)}
+    rows = [replace(breakdown(rank), named_host_us={place: 10_000.0, "the forward": 900.0}) for rank in (0, 1)]
+    case = context(*rows, stragglers=(turns,), per_step=each, runs=runs(2))
+    finding = straggling_rank.evaluate(case)
+    assert finding is not None
+    assert f"mostly in {place})" in finding.title
+    assert finding.action.how.startswith(f"One rank after another pauses in {place} (logging")
+    assert "garbage" not in finding.action.how
+    assert "sleep" not in finding.action.how
+    slept = straggling_rank.evaluate(replace(case, slept_us={0: 9_000.0, 1: 9_000.0}))
+    assert slept is not None
+    assert "Their threads sleep there for most of that time" in slept.action.how
+
+
+@pytest.mark.parametrize(("loader", "batch"), [(False, True), (True, False)])
+def test_a_rank_that_sleeps_before_its_forward_may_wait_for_its_batch(*, loader: bool, batch: bool) -> None:
+    rows = [replace(breakdown(rank), named_host_us={BETWEEN: us}) for rank, us in enumerate((15_000.0, 1_000.0))]
+    loaders = (DataLoaderRow(rank=0, wait_us=0.0, blocking_us=0.0, batch_us=None, num_workers=0),) if loader else ()
+    case = context(*rows, stragglers=(PAUSES,), slept_us={0: 14_000.0}, dataloader=loaders, runs=runs(2))
+    finding = straggling_rank.evaluate(case)
+    assert finding is not None
+    assert finding.action.how.startswith("Look for what rank 0")
+    assert "its thread sleeps there for most of that time" in finding.action.how
+    assert ("(getting the batch, logging" in finding.action.how) is batch
+
+
+@pytest.mark.parametrize(("flops", "said"), [((1e9, 1e9), True), ((1e9, 1.4e9), False), (None, False)])
+def test_products_of_as_many_flops_are_slow_by_cores(flops: tuple[float, float] | None, said: bool) -> None:
+    each = {rank: replace(steps(0.0), flops=None if flops is None else (flops[rank],) * 8) for rank in (0, 1)}
+    operator = SlowOperator("aten::mm", 30_000.0, 10_000.0)
+    case = context(
+        breakdown(0), breakdown(1), stragglers=(replace(SLOW, ranks=(1,)),), per_step=each, devices=("CPU",),
+        slow_operators={1: operator}, runs=runs(2),
+    )  # fmt: skip
+    told = remedies.in_operator(case, case.summary.stragglers[0], "rank 1")
+    assert ("as many FLOPs: it has no more to compute" in told) is said
+    assert told.startswith("Look at aten::mm") is not said
 
 
 @pytest.mark.parametrize(
