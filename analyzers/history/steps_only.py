@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Final
 
 from perfscope._version import __version__
+from perfscope.analyzers.history.level import FEWEST_STEPS
 from perfscope.recording.job import Job
 from perfscope.results.hang import Hang
 from perfscope.results.history import EVALUATE_LESS, STAGE_WORDS, History, RankHistory
@@ -163,6 +164,16 @@ def _evaluates(history: History) -> bool:
     return evaluation_share(history) >= max(EVALUATES, delayed)
 
 
+def _slow_from(history: History) -> int:
+    """The step from which on the run is slow, or what delays it does; 0: from its start, or not from one step on."""
+    first = min(row.first_step for row in history.ranks)
+    rows = [row for row in history.stragglers[:1] if row.pattern == "steady"]
+    since = rows[0].first_step if rows else 0
+    if history.change is not None and history.change.slower:
+        since = max(since, history.change.first_step)
+    return since if since >= first + FEWEST_STEPS else 0
+
+
 def _first_action(job: Job, history: History, slowest: RankHistory) -> str | None:
     """How to get a trace; to evaluate less where that is most of it."""
     if _evaluates(history):
@@ -180,7 +191,9 @@ def _first_action(job: Job, history: History, slowest: RankHistory) -> str | Non
     if modes & {"trigger"}:
         return "No step was slow enough to start a capture: give --trigger a smaller factor, or leave it out."
     if modes & {"steps"}:
-        return "Record a few steps to see why: leave out --steps-only, or record slow steps with --trigger 1.5."
+        late = _slow_from(history)
+        then = f" and add --wait {late}, from where on they are slow" if late else ""
+        return f"Record a few steps to see why: leave out --steps-only{then}, or record slow steps with --trigger 1.5."
     return "Record a few steps to see why: with --wait 1 --warmup 1 and an --active that the job reaches."
 
 

@@ -28,6 +28,8 @@ class RankSteps:
     sampling_us: tuple[float, ...]
     """A data loader's sampler draws indices, in idle_dataloader and, where workers start, in idle_host."""
     compute_us: tuple[float, ...]
+    batches: tuple[int, ...]
+    """Taken from data loaders."""
     starting_us: tuple[float, ...]
     """Data loaders that start or stop workers, in idle_host, but for the sampler's time in it."""
     compiling_us: tuple[float, ...]
@@ -60,6 +62,7 @@ def _of_rank(result: AlignedJob, rank: int, partial: RankPartial) -> RankSteps:
         loading_us=us(totals[:, TimeCategory.DATALOADER] - sampled),
         sampling_us=us(sampled + sampling.intersect(starting).within(*result.windows[rank])),
         compute_us=us(totals[:, TimeCategory.COMPUTE]),
+        batches=tuple(partial.loading.batches[used].tolist()),
         starting_us=us(starting.subtract(sampling).within(*result.windows[rank])),
         compiling_us=us(_named(result, rank, COMPILING).within(*result.windows[rank])),
         collecting_us=us(collecting(result, rank).within(*result.windows[rank])),

@@ -201,8 +201,9 @@ def _predict(context: Context, settings: Mapping[str, str], middle: ChangedStep 
     if context.profiler is not None:
         profiled, measured = measured, context.unprofiled_ns or context.profiler.step_ns
         steps = context.recorded.steps_ns(context.replayed_unchanged)
-        replayed = float(steps.mean())
+        replayed *= measured / profiled
         if context.profiler.whole:
+            replayed = float(steps.mean())
             error = max(error, abs(replayed / context.profiler.step_ns - 1))
     changed = middle or _replay_changed(context, settings, 0)
     changed = replace(changed, step_ns=changed.step_ns + _waits_in_any_case_ns(context, settings))

@@ -207,6 +207,8 @@ def _collections(schedules: EditableSchedules, context: Context, name: str, valu
     """``value`` times the garbage collection that delays hosts; 0: none, or only between the recorded steps."""
     lost = {rank: collecting(context.result, rank) for rank in schedules.ops}
     if not any(each.within(*context.result.windows[rank]).any() for rank, each in lost.items()):
+        if context.runs:
+            raise CannotReplay("no garbage was collected in the recorded steps, at least not on the training threads")
         raise CannotReplay("no garbage collection is recorded; record with perfscope run, which names it")
     return _shorten_host(schedules, context, _share(name, value), lost, (HostTime.COLLECTION,))
 

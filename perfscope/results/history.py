@@ -152,6 +152,9 @@ class SlowRank:
     share_of_run: Annotated[Share, "Share of the run's segments in which that was so."]
 
 
+_THROUGHOUT = 0.9
+"""Share of the steps from which a steady straggler is one for the whole run."""
+
 SEVERAL = "several"
 """Instead of a stage: no stage has half of a straggler's excess."""
 
@@ -212,7 +215,11 @@ class HistoryStraggler:
             return f"ranks are late in turn {STAGE_WORDS[self.stage]}, {often}: waiting for them {cost}"
         host = f" ({self.hosts[0]})" if len(self.ranks) > 1 and self.hosts else ""
         one = len(self.ranks) == 1
-        when = "" if self.pattern == "steady" and self.share_of_steps >= 0.5 else f" {often}"
+        if self.pattern == "steady":
+            part = f" in steps {self.first_step:,} to {self.last_step:,}"
+            when = part if self.share_of_steps < _THROUGHOUT else ""
+        else:
+            when = f" {often}"
         return (
             f"{ranks_in_words(self.ranks)}{host} {'is a straggler' if one else 'are stragglers'}{when} "
             f"{STAGE_WORDS[self.stage]}: waiting for {'it' if one else 'them'} {cost}"

@@ -69,7 +69,8 @@ def evaluate(job: RuleContext) -> Finding | None:
         f"Uneven work: ranks wait {job.share(row.lost_us):.0%} of the step, " + _for_whom(job, row),
         row.lost_us,
         evidence=_evidence(job, row, by_flops=by_flops, correlation=correlation),
-        action=Action(
+        action=_of_batches(job)
+        or Action(
             setting="tokens of each rank's batch",
             old=None,
             new=None,
@@ -78,6 +79,28 @@ def evaluate(job: RuleContext) -> Finding | None:
         ),
         confidence=Confidence.LOW if job.info.few_steps else Confidence.HIGH if by_flops else Confidence.MEDIUM,
         predicted=row.step_without(job.step_time_us),
+    )
+
+
+def _of_batches(job: RuleContext) -> Action | None:
+    """What to change where ranks take more and fewer batches in the same step, and compute as much longer; else None.
+
+    Example: 3, 4 and 5 micro-batches of 20 ms each in one step.
+    """
+    steps = list(job.per_step.values())
+    if not all(rank.batches and min(rank.batches) for rank in steps):
+        return None
+    batches = np.array([rank.batches for rank in steps], dtype=np.float64)
+    if _correlation(batches, np.array([rank.compute_us for rank in steps], dtype=np.float64)) < CORRELATED:
+        return None
+    least, most = int(batches.min()), int(batches.max())
+    return Action(
+        setting="batches of each rank per step",
+        old=f"{least} to {most}",
+        new="as many on all",
+        how="Take as many batches on all ranks in a step, with as much work in each (a fixed number of micro-batches, "
+        f"samples packed to one length): they take {least} to {most} now, and wait for those with more.",
+        costs=None,
     )
 
 

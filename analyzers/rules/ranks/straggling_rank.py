@@ -280,12 +280,12 @@ def _causes(job: RuleContext, row: StragglerRow) -> str:
 
 
 def _also(job: RuleContext, row: StragglerRow) -> str:
-    """Another cause on the same rank, by what its device computes, or idles for its host, longer than the others';
+    """Another cause on the same rank, by what it computes, or its device idles for its host, longer than the others';
     empty where that is little beside what the rank costs, or the ranks' work differs.
     """
     rows = job.summary.time_breakdown
     mine, others = ([each for each in rows if (each.rank == row.rank) == own] for own in (True, False))
-    if row.scope != "rank" or not job.on_devices or not mine or not others or "pipeline" in job.info.strategies:
+    if row.scope != "rank" or not mine or not others or "pipeline" in job.info.strategies:
         return ""
     over = {
         cause: getattr(mine[0], name) - median(getattr(each, name) for each in others)

@@ -211,3 +211,24 @@ def test_tokens_that_are_exchanged_come_before_lengths_where_work_differs_within
     experts = imbalanced_work.evaluate(changed(context, collectives=swapped, stragglers=within))
     assert whole_steps.action.how.startswith("Sequences of different length")
     assert experts.action.how.startswith("Experts that get more tokens")
+
+
+def test_ranks_that_take_more_batches_than_others_in_a_step_are_told_so(in_turn):
+    """Compute follows how many of them each takes, not how long their sequences are."""
+    number = [(3, 5), (5, 3), (4, 4), (4, 4)] * 2
+    each = {
+        rank: replace(
+            steps, flops=None, batches=tuple(one[rank % 2] for one in number),
+            compute_us=tuple(20_000.0 * one[rank % 2] for one in number),
+            forward_us=tuple(6_000.0 * one[rank % 2] for one in number),
+        )
+        for rank, steps in in_turn.context.per_step.items()
+    }  # fmt: skip
+    finding = imbalanced_work.evaluate(changed(in_turn.context, per_step=each))
+    assert finding is not None
+    assert finding.action.how.startswith("Take as many batches on all ranks in a step")
+    assert "they take 3 to 5 now" in finding.action.how
+    as_many = {rank: replace(steps, batches=(4,) * 8) for rank, steps in each.items()}
+    other = imbalanced_work.evaluate(changed(in_turn.context, per_step=as_many))
+    assert other is not None
+    assert "pack samples to one length" in other.action.how
