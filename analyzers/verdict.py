@@ -119,6 +119,8 @@ _BLIND: Final = {
 }
 """Kind of a note on ranks whose devices are not in the recording -> (why, what to do)."""
 
+_OF_CORES: Final = ("cpu-oversubscription", "cpu-contention")
+"""Rules about ranks that wait for cores: now one waits for longer, now another, and the others for it."""
 _OF_TRANSFERS: Final = ("network.", "ddp.", "fsdp.", "gradients.", "zero.", "batch.")
 """What settings of what is sent, and how fast, begin with."""
 
@@ -260,7 +262,7 @@ def _limited(summary: Summary, serious: list[Finding]) -> Verdict:
     shares, _ = losses(summary)
     category, share = largest(shares, summary, [finding for finding in serious if _gains(finding, summary)])
     recoverable = _share(first, summary)
-    if share >= NAMED and category == WAIT and waits_for(summary, serious):
+    if share >= NAMED and category == WAIT and (first.rule in _OF_CORES or waits_for(summary, serious)):
         headline += f" Ranks wait for late ones for {share:.0%} of the step on average, mostly for the same reason."
     elif share >= NAMED and share > recoverable:
         what = in_words(category, share, summary)

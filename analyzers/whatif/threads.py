@@ -108,7 +108,7 @@ def _pace(context: Context, rank: int, name: str, asked: int) -> _ThreadsFactor:
     if run.cpu_threads > cores:
         # The quickest call found all cores that its threads may run on idle: other ranks wait now and then.
         work = spread * min(run.cpu_threads, run.cpu_count or 1)
-        return _relieved(run.cpu, cores, asked, work, spread, alone, recorded)
+        return _relieved(run.cpu, cores, run.cpu_threads, asked, work, spread, alone, recorded)
     return _shared(spread / (spread + alone), run.cpu_threads, asked)
 
 
@@ -122,10 +122,14 @@ def _shared(parallel: float, before: int, after: int) -> _ThreadsFactor:
 
 
 def _relieved(
-    cpu: CpuMetadata, cores: float, after: int, work_ns: float, spread_ns: float, alone_ns: float, recorded_ns: float
-) -> _ThreadsFactor:
+    cpu: CpuMetadata, cores: float, before: int, after: int, work_ns: float, spread_ns: float, alone_ns: float,
+    recorded_ns: float,
+) -> _ThreadsFactor:  # fmt: skip
     """More threads than cores before, threads that fit after. For one rank with its part of the ``cores``. ``work_ns``
     is the time of all cores together that the spread operators took when they were quickest and took ``spread_ns``.
+
+    Of small operators even the quickest call may be mostly its threads waiting for one another: at least, the work is
+    the less, the more threads shared a core.
     """
     work = min(work_ns * sqrt(_BUSY), max(cpu.process_ns / cpu.steps, spread_ns))
     given = _given(cpu)
@@ -139,7 +143,8 @@ def _relieved(
         return (alone_ns + ns / after) / gets / recorded_ns
 
     sure = _CROWDED if crowded else _ALONE
-    return _ThreadsFactor(pace(work), pace(work / _SPREAD), pace(work * _SPREAD), min(given / gets, 1.0), sure)
+    least = pace(work / max(_SPREAD, before / cores))
+    return _ThreadsFactor(pace(work), least, pace(work * _SPREAD), min(given / gets, 1.0), sure)
 
 
 def _given(cpu: CpuMetadata) -> float:

@@ -13,6 +13,7 @@ from perfscope.analyzers.rules.context import RuleContext
 from perfscope.analyzers.rules.ranks.imbalanced_work import SPREAD, exchanges_tokens, flops_spread, of_experts, only_few
 from perfscope.analyzers.rules.ranks.paused_in import ANYWHERE, asleep, may_collect, paused_in, where
 from perfscope.analyzers.rules.ranks.pauses import pause_together
+from perfscope.recording.metadata import CpuMetadata
 from perfscope.results.rows import StragglerRow
 from perfscope.text import count_per_step, duration
 
@@ -270,21 +271,14 @@ def _not_by_clocks(job: RuleContext, operator: SlowOperator, who: str) -> str:
 def waits_for_cores(job: RuleContext, worst: StragglerRow, who: str) -> tuple[str, ...]:
     """Sentences, where one rank is late mostly because its training thread waits for a core longer than its peers' do:
     whatever it does then takes longer, loading on that thread too; or while other threads of its process compute, which
-    also take the interpreter's lock where they run Python. Who works more waits longer where all wait: that part is its
-    work's.
+    also take the interpreter's lock where they run Python.
     """
-    cpus = {run.rank: run.cpu for run in job.runs.values() if run.cpu is not None and run.cpu.steps}
     # Autograd's thread beside a device, and those that operators are spread over, are the training's own.
     alone = {rank for rank, run in job.runs.items() if run.device.type == "cpu" and (run.cpu_threads or 1) == 1}
     threads_us = {
-        rank: (cpu.process_ns - cpu.thread_ns) / cpu.steps / 1e3 for rank, cpu in cpus.items() if rank in alone
+        rank: (cpu.process_ns - cpu.thread_ns) / cpu.steps / 1e3 for rank, cpu in _cpus(job).items() if rank in alone
     }
-    waited_us = {rank: cpu.waited_ns / cpu.steps / 1e3 for rank, cpu in cpus.items() if cpu.waited_ns is not None}
-    ran_us = {rank: cpus[rank].thread_ns / cpus[rank].steps / 1e3 for rank in waited_us}
-    beside_us = _longer_us(threads_us, worst)
-    waits_us = _longer_us(waited_us, worst) - max(_longer_us(ran_us, worst), 0.0) * _peers_rate(
-        waited_us, ran_us, worst
-    )
+    beside_us, waits_us = _longer_us(threads_us, worst), waits_longer_us(job, worst)
     said = []
     by_threads = worst.cause in _SLOWED_BY_THREADS
     of_own_threads = by_threads and beside_us >= WAITS * waits_us > 0 and beside_us >= THREADS * worst.lost_us
@@ -300,6 +294,21 @@ def waits_for_cores(job: RuleContext, worst: StragglerRow, who: str) -> tuple[st
         )
         said.append(f"Look for other processes on the cores of {who}: {late}.")
     return tuple(said)
+
+
+def waits_longer_us(job: RuleContext, worst: StragglerRow) -> float:
+    """For how long per step a rank's training thread waits for a core, more than its peers' do. Who works more waits
+    longer where all wait: that part is its work's.
+    """
+    cpus = _cpus(job)
+    waited_us = {rank: cpu.waited_ns / cpu.steps / 1e3 for rank, cpu in cpus.items() if cpu.waited_ns is not None}
+    ran_us = {rank: cpus[rank].thread_ns / cpus[rank].steps / 1e3 for rank in waited_us}
+    by_work_us = max(_longer_us(ran_us, worst), 0.0) * _peers_rate(waited_us, ran_us, worst)
+    return _longer_us(waited_us, worst) - by_work_us
+
+
+def _cpus(job: RuleContext) -> dict[int, CpuMetadata]:
+    return {run.rank: run.cpu for run in job.runs.values() if run.cpu is not None and run.cpu.steps}
 
 
 def _peers_rate(waited_us: Mapping[int, float], ran_us: Mapping[int, float], worst: StragglerRow) -> float:

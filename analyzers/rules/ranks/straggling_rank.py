@@ -14,11 +14,19 @@ from perfscope.analyzers.job.slow_operators import SlowOperator
 from perfscope.analyzers.losses import host_work
 from perfscope.analyzers.rank.host_activity import BETWEEN
 from perfscope.analyzers.rules.context import RuleContext, known
-from perfscope.analyzers.rules.host import garbage_collection, recompilation
+from perfscope.analyzers.rules.host import cpu_oversubscription, garbage_collection, recompilation
 from perfscope.analyzers.rules.loading import dataloader_workers
 from perfscope.analyzers.rules.ranks import imbalanced_work
 from perfscope.analyzers.rules.ranks.paused_in import most_over_others, paused_in
-from perfscope.analyzers.rules.ranks.remedies import by_cause, by_straggler, in_operator, slow_operator, waits_for_cores
+from perfscope.analyzers.rules.ranks.remedies import (
+    WAITS,
+    by_cause,
+    by_straggler,
+    in_operator,
+    slow_operator,
+    waits_for_cores,
+    waits_longer_us,
+)
 from perfscope.grouping import grouped
 from perfscope.results.attribution import CAUSE_PHRASES, host_in_words, subject
 from perfscope.results.findings import STRAGGLING_RANK, Action, Confidence, Evidence, Finding
@@ -154,6 +162,7 @@ def told(job: RuleContext) -> StragglerRow | None:
     """
     others = (garbage_collection, recompilation, imbalanced_work, dataloader_workers)
     mine = [row for row in job.summary.stragglers if not any(rule.explains(job, row) for rule in others)]
+    mine = [row for row in mine if not _waits_for_own_threads(job, row)]
     if not mine:
         return None
     worst = mine[0]
@@ -163,6 +172,12 @@ def told(job: RuleContext) -> StragglerRow | None:
         return None
     much = worst.lost_us >= BEYOND_NOISE * job.step_time_us
     return worst if much or _is_steady(job, worst) or worst.lost_us >= OVER_NEXT * following else None
+
+
+def _waits_for_own_threads(job: RuleContext, row: StragglerRow) -> bool:
+    """Is a rank late because its training thread waits for a core, where the job's threads are more than the cores?"""
+    waits = row.cause in ("compute", "host") and waits_longer_us(job, row) >= WAITS * row.lost_us
+    return waits and not job.on_devices and cpu_oversubscription.evaluate(job) is not None
 
 
 def _is_steady(job: RuleContext, row: StragglerRow) -> bool:
