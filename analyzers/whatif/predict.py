@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import field, replace
 from typing import Final
 from weakref import WeakKeyDictionary
@@ -27,6 +27,7 @@ from perfscope.analyzers.whatif import (
 from perfscope.analyzers.whatif.change import BadSetting, CannotReplay, Context, Setting, Uncertainty
 from perfscope.analyzers.whatif.ranges import (
     ChangedStep,
+    RankWork,
     by_cores,
     by_hosts,
     computed_ns,
@@ -39,6 +40,7 @@ from perfscope.analyzers.whatif.ranges import (
     unsure_shares,
     work_of_ranks,
 )
+from perfscope.analyzers.whatif.schedules.editable import EditableSchedules
 from perfscope.analyzers.whatif.schedules.recorded import editable_schedules, waits_for_absent
 from perfscope.analyzers.whatif.speed import WORK_OF_RANKS
 from perfscope.errors import did_you_mean
@@ -362,8 +364,7 @@ def _replay_changed(context: Context, settings: Mapping[str, str], leaning: int)
         least = least_of_devices_ns(schedules, context, sure)
     else:
         hidden = (loader.hidden_waits_ns(context, rank) for rank in paced_by_workers - schedules.loading_step_ns.keys())
-        least = least_computed_ns(computed, computed_ns(schedules), context, max([freed, *hidden]))
-        least = max(least, least_run_ns(work, work_of_ranks(schedules), context))
+        least = _least_on_cpus_ns(schedules, context, settings, (computed, work), max([freed, *hidden]))
     return ChangedStep(
         predicted,
         least,
@@ -379,6 +380,19 @@ def _replay_changed(context: Context, settings: Mapping[str, str], leaning: int)
         bool(unheld),
         question.assumptions(),
     )
+
+
+def _least_on_cpus_ns(
+    schedules: EditableSchedules, context: Context, settings: Collection[str],
+    recorded: tuple[Mapping[int, float], Mapping[int, RankWork]], freed: float,
+) -> float:  # fmt: skip
+    """What a rank computes, or its thread runs, in a step with these schedules at least; ``recorded``: what ranks
+    compute, and their work, in the recorded steps; ``freed``: what they may wait less for cores.
+    """
+    if threads.NAME in settings:
+        return threads.least_ns(schedules)
+    least = least_computed_ns(recorded[0], computed_ns(schedules), context, freed)
+    return max(least, least_run_ns(recorded[1], work_of_ranks(schedules), context))
 
 
 class Predictor:

@@ -24,6 +24,8 @@ from perfscope.frozen import dataclass
 from perfscope.recording.metadata import CpuMetadata
 from perfscope.results.categories import TimeCategory
 
+NAME: Final = "env.OMP_NUM_THREADS"
+
 _BUSY: Final = 2.0
 """At most so many times as long as its quickest call an operator takes while all cores are busy, because hyper-threads,
 caches and memory are shared. The middle is the geometric mean of that and 1."""
@@ -56,6 +58,7 @@ def _threads(schedules: EditableSchedules, context: Context, name: str, value: s
     paces = {rank: _pace(context, rank, name, asked) for rank in schedules.ops}
     compute_ns = {rank: float(context.result.totals[rank][:, TimeCategory.COMPUTE].mean()) for rank in paces}
     for rank, pace in paces.items():
+        schedules.at_least(rank, pace.least * compute_ns[rank])
         for op in schedules.ops[rank]:
             operators = op.own_ns[TimeCategory.COMPUTE] * pace.operators
             op.own_ns = op.own_ns * pace.rest
@@ -73,6 +76,13 @@ def _threads(schedules: EditableSchedules, context: Context, name: str, value: s
         )
         for rank, pace in paces.items()
     )
+
+
+def least_ns(schedules: EditableSchedules) -> float:
+    """The least that a rank computes in a step with other threads: the time in which they wait for one another is no
+    work, so what was recorded does not tell.
+    """
+    return max(schedules.floor_step_ns.values(), default=0.0)
 
 
 def _pace(context: Context, rank: int, name: str, asked: int) -> _ThreadsFactor:
@@ -128,10 +138,11 @@ def _relieved(
     """More threads than cores before, threads that fit after. For one rank with its part of the ``cores``. ``work_ns``
     is the time of all cores together that the spread operators took when they were quickest and took ``spread_ns``.
 
-    Of small operators even the quickest call may be mostly its threads waiting for one another: at least, the work is
-    the less, the more threads shared a core.
+    Of small operators even the quickest call may be mostly its threads waiting for one another. So the more threads
+    share a core, the less of it may be work, and the less is sure.
     """
-    work = min(work_ns * sqrt(_BUSY), max(cpu.process_ns / cpu.steps, spread_ns))
+    shared = before / cores
+    work = min(work_ns * sqrt(_BUSY), max(cpu.process_ns / cpu.steps, spread_ns)) / sqrt(max(shared / _BUSY, 1.0))
     given = _given(cpu)
     # Cores that the rank got while it wanted some. Schedulers divide cores among jobs (sessions, control groups): other
     # processes take again what they took; what the rank's own threads took from each other stays its own.
@@ -143,7 +154,9 @@ def _relieved(
         return (alone_ns + ns / after) / gets / recorded_ns
 
     sure = _CROWDED if crowded else _ALONE
-    least = pace(work / max(_SPREAD, before / cores))
+    if shared > _BUSY:
+        sure = replace(sure, less=0.0)  # how much less it may be follows from that already
+    least = pace(work / max(_SPREAD, shared))
     return _ThreadsFactor(pace(work), least, pace(work * _SPREAD), min(given / gets, 1.0), sure)
 
 
@@ -153,8 +166,4 @@ def _given(cpu: CpuMetadata) -> float:
     return cpu.thread_ns / wanted_ns if wanted_ns else 1.0
 
 
-SETTINGS = (
-    Setting(
-        "env.OMP_NUM_THREADS", "N", "threads that operators on the CPU are spread over (jobs on CPUs)", _threads, 0
-    ),
-)
+SETTINGS = (Setting(NAME, "N", "threads that operators on the CPU are spread over (jobs on CPUs)", _threads, 0),)

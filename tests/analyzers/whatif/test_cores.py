@@ -206,6 +206,14 @@ class TestThreads:
         # The same with twice the CPU time per rank: one that does not wait takes less.
         assert found.mid_ns != pytest.approx(found.measured_ns, rel=0.01)
 
+    def test_the_more_threads_share_a_core_the_less_may_be_work(self, healthy: Context) -> None:
+        """Of eight threads on a core even the quickest call of an operator may be mostly waiting for one another."""
+        few, many = (asked(crowded(healthy, threads=threads), 1) for threads in (2, 16))
+        assert many.mid_ns < few.mid_ns
+        assert many.low_ns < 0.3 * many.mid_ns
+        assert 0 < many.low_ns < few.low_ns
+        assert many.high_ns < 2 * many.mid_ns
+
     def test_more_threads_than_cores_are_refused(self, healthy: Context) -> None:
         with pytest.raises(CannotReplay, match="2 threads per rank would compete for the 1 core"):
             asked(crowded(healthy, threads=1, share=1.0), 2)
