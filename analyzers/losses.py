@@ -31,6 +31,7 @@ _ABOUT: Final = {
     **dict.fromkeys(("launch-bound", "batch-size", "debug-settings"), ("idle_launch",)),
     **dict.fromkeys(("garbage-collection", "cpu-contention", "cpu-oversubscription"), ("idle_host", "idle_launch")),
     "host-pauses": ("idle_host",),
+    "checkpoint-saving": ("idle_host",),
     "host-syncs": ("idle_sync",),
     **dict.fromkeys(("mixed-precision", "optimizer-kernels"), ()),
 }

@@ -6,7 +6,7 @@ import numpy as np
 
 from perfscope.analyzers.job.aligned import AlignedJob
 from perfscope.analyzers.job.blocks import us
-from perfscope.analyzers.rank.host_activity import COLLECTING, COMPILING, LOADER_STARTING
+from perfscope.analyzers.rank.host_activity import COLLECTING, COMPILING, LOADER_STARTING, SAVING
 from perfscope.analyzers.rank.intervals import Intervals
 from perfscope.analyzers.rank.loop_phases import DDP_FORWARD
 from perfscope.analyzers.rank.partial import RankPartial
@@ -36,6 +36,8 @@ class RankSteps:
     """``torch.compile`` compiling, in idle_host."""
     collecting_us: tuple[float, ...]
     """Garbage collection in idle_host."""
+    saving_us: tuple[float, ...]
+    """Saving checkpoints, where no device computes meanwhile."""
     pausing_us: tuple[float, ...]
     """Pauses of the host in idle_host: all of it where there is a device."""
     copied_beside_us: tuple[float, ...]
@@ -66,6 +68,7 @@ def _of_rank(result: AlignedJob, rank: int, partial: RankPartial) -> RankSteps:
         starting_us=us(starting.subtract(sampling).within(*result.windows[rank])),
         compiling_us=us(_named(result, rank, COMPILING).within(*result.windows[rank])),
         collecting_us=us(collecting(result, rank).within(*result.windows[rank])),
+        saving_us=us(_saving(result, rank).within(*result.windows[rank])),
         pausing_us=us(pausing(result, rank).within(*result.windows[rank])),
         copied_beside_us=us(copied_beside_ns(result, rank)),
         flops=tuple(partial.flops.model[:, used].sum(axis=0).tolist()) if (coverage or 0.0) >= COVERED else None,
@@ -82,6 +85,13 @@ def copied_beside_ns(result: AlignedJob, rank: int) -> Int64:
 def collecting(result: AlignedJob, rank: int) -> Intervals:
     """Garbage collection in one rank's idle_host."""
     return _named(result, rank, COLLECTING)
+
+
+def _saving(result: AlignedJob, rank: int) -> Intervals:
+    """When a rank saves checkpoints, operators in it included; beside a device, when that does not compute."""
+    partial = result.partials[rank]
+    named = partial.named_host.get(SAVING, Intervals.empty())
+    return named.subtract(result.timelines[rank].where(TimeCategory.COMPUTE)) if partial.has_device_work else named
 
 
 def _named(result: AlignedJob, rank: int, name: str) -> Intervals:

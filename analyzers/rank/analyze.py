@@ -24,6 +24,7 @@ from perfscope.analyzers.rank.extra.extra_work import (
 from perfscope.analyzers.rank.extra.operator_loops import operator_loops
 from perfscope.analyzers.rank.host_activity import (
     EVALUATING,
+    SAVING,
     HostActivity,
     host_activity,
     loader_rows,
@@ -188,7 +189,8 @@ def _collectives(
     """Communication kernels where the rank has device work, the backend's host ranges otherwise."""
     raw = on_device(trace, work) if len(work) else on_host(trace)
     again = attribution.recomputing
-    return raw.collectives(steps, host.between, Intervals.of(again.start_ns, again.end_ns))
+    between = host.between.subtract(host.named.get(SAVING, Intervals.empty()))
+    return raw.collectives(steps, between, Intervals.of(again.start_ns, again.end_ns))
 
 
 def _tables(

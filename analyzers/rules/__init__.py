@@ -41,6 +41,7 @@ from perfscope.analyzers.rules.compute import batch_size, channels_last, mixed_p
 from perfscope.analyzers.rules.context import OF_BOUND
 from perfscope.analyzers.rules.context import RuleContext as RuleContext
 from perfscope.analyzers.rules.host import (
+    checkpoint_saving,
     cpu_contention,
     cpu_oversubscription,
     debug_settings,
@@ -84,6 +85,7 @@ RULES: Final[tuple[Rule, ...]] = (
     batch_size.evaluate,
     bucket_view.evaluate,
     channels_last.evaluate,
+    checkpoint_saving.evaluate,
     cpu_contention.evaluate,
     cpu_oversubscription.evaluate,
     dataloader_workers.evaluate,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from functools import partial
 from itertools import chain
@@ -42,6 +42,8 @@ from perfscope.trace.trace import NEVER
 
 _OF_SHARDING: Final = ("fsdp.", "zero.")
 """What names of settings begin with that change how often parameters are gathered."""
+
+_HOST_SYNC: Final = "host.sync"
 
 _PACED_BY_COPIES: Final = 0.95
 """Share of the step from which on copies beside the computation set its pace: between two there is some time."""
@@ -167,20 +169,29 @@ def _compute(schedules: EditableSchedules, context: Context, name: str, value: s
     return Uncertainty(less=0.10, more=0.0)
 
 
-def keep_copies(schedules: EditableSchedules, context: Context, settings: Iterable[str]) -> None:
+def keep_copies(schedules: EditableSchedules, context: Context, settings: Mapping[str, str]) -> None:
     """No step is shorter than the copies that its ranks make beside their computation: a stream makes one after the
     other. A rank at its peers' pace makes them as quickly as these. Where they set the pace, devices wait for them no
-    longer than that. Some ``settings`` of sharding make copies of offloaded parameters unnecessary.
+    longer than that; so where the ``settings`` let hosts run ahead, which then issue them a step earlier. Some settings
+    of sharding make copies of offloaded parameters unnecessary.
     """
     if any(name.startswith(_OF_SHARDING) for name in settings):
         return
     copying = {rank: float(copied_beside_ns(context.result, rank).mean()) for rank in schedules.ops}
+    ahead = settings.get(_HOST_SYNC) == "0"
     for rank, ns in copying.items():
-        if ns >= _PACED_BY_COPIES * context.result.step_ns:
-            for op in schedules.ops[rank]:
-                op.scale(TimeCategory.COPY, 0.0)
+        if ahead or ns >= _PACED_BY_COPIES * context.result.step_ns:
+            _hide_copies(schedules, context, rank, ns)
         others = context.peers[rank].ranks if rank in context.paced and rank in context.peers else (rank,)
         schedules.at_least(rank, min(ns, float(np.median([copying[other] for other in others]))))
+
+
+def _hide_copies(schedules: EditableSchedules, context: Context, rank: int, copying_ns: float) -> None:
+    """No device of a rank waits for the copies beside its computation, which take so long per step."""
+    exposed_ns = float(context.result.totals[rank][:, TimeCategory.COPY].mean())
+    if exposed_ns > 0:
+        for op in schedules.ops[rank]:
+            op.scale(TimeCategory.COPY, max(1 - copying_ns / exposed_ns, 0.0))
 
 
 def _idle(
@@ -324,7 +335,7 @@ SETTINGS = (
     Setting("compute", "FACTORx", "compute this many times as fast", _compute, 0, with_hosts=True),
     Setting("host.launch", "SHARE", "the share of launch and operator overhead that is left; 0: none",
             _launches, 0, with_hosts=True, of_host_work=True),
-    Setting("host.sync", "SHARE", "the share of idle time behind synchronizing calls that is left; 0: none",
+    Setting(_HOST_SYNC, "SHARE", "the share of idle time behind synchronizing calls that is left; 0: none",
             _syncs, 0, with_hosts=True, of_host_work=True),
     Setting("host.gc", "SHARE", "the share of garbage collection that is left; 0: none",
             _collections, 0, with_hosts=True, of_host_work=True),

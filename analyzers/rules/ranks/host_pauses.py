@@ -13,11 +13,11 @@ from statistics import mean
 from typing import Final
 
 from perfscope.analyzers.losses import named_host, where_to_look
-from perfscope.analyzers.rank.host_activity import COMPILING, LOADER_STARTING
+from perfscope.analyzers.rank.host_activity import COMPILING, LOADER_STARTING, SAVING
 from perfscope.analyzers.rank.loop_phases import LOOP
 from perfscope.analyzers.rules.context import SAME_SHARE, RuleContext
 from perfscope.analyzers.rules.cpu_optimizer import on_cpu_us
-from perfscope.analyzers.rules.host import garbage_collection, recompilation
+from perfscope.analyzers.rules.host import checkpoint_saving, garbage_collection, recompilation
 from perfscope.analyzers.rules.loading.loader_startup import find_stalls
 from perfscope.analyzers.rules.ranks import straggling_rank
 from perfscope.analyzers.rules.ranks.pauses import pause_together, pausing_steps
@@ -66,6 +66,8 @@ def evaluate(job: RuleContext) -> Finding | None:
     if name == LOADER_STARTING and find_stalls(job) is not None:
         return None
     if name == COMPILING and recompilation.evaluate(job) is not None:
+        return None
+    if name == SAVING and checkpoint_saving.is_most_of(job, saved_us):
         return None
     return job.finding(
         RULE,

@@ -10,6 +10,7 @@ import gc
 import json
 import re
 import sys
+import tempfile
 import types
 from contextlib import nullcontext
 from functools import partial
@@ -128,10 +129,11 @@ def main() -> None:
     # Without a device it would look for one.
     fsdp.FullyShardedDataParallel = partial(fsdp.FullyShardedDataParallel, device_id=torch.device("cpu"))
     torch.distributed.init_process_group("gloo", rank=0, world_size=1, store=torch.distributed.HashStore())
-    frameworks = make_frameworks()
-    for line in sys.stdin:
-        sys.stdout.write(json.dumps(error_of(json.loads(line), frameworks)) + "\n")
-        sys.stdout.flush()
+    with tempfile.TemporaryDirectory() as path:
+        frameworks = {**make_frameworks(), "path": path}
+        for line in sys.stdin:
+            sys.stdout.write(json.dumps(error_of(json.loads(line), frameworks)) + "\n")
+            sys.stdout.flush()
     torch.distributed.destroy_process_group()
 
 

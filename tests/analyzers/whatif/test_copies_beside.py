@@ -45,6 +45,18 @@ def test_faster_computation_gains_no_more_than_the_copies_leave(
     assert found.low_ns <= truth <= found.high_ns
 
 
+@pytest.mark.parametrize("mib", [60, 200])
+def test_hosts_that_do_not_wait_issue_the_copy_a_step_earlier(mib: int, tmp_path: Path) -> None:
+    """The loss is read in every step, after which the next batch is copied."""
+    job = replace(copying(mib), item_every=1)
+    emulated = emulate(job)
+    emulated.write(tmp_path)
+    truth = step_ns(replace(job, item_every=0))
+    found = predict(context_of(tmp_path, workers=1), {"host.sync": "0"})
+    assert found.mid_ns == pytest.approx(truth, rel=0.02)
+    assert found.low_ns <= truth <= found.high_ns
+
+
 def test_a_stream_of_its_own_is_not_advised_where_there_is_one(tmp_path: Path) -> None:
     emulate(copying(200)).write(tmp_path)
     (finding,) = (each for each in advised(tmp_path).findings if each.rule == batch_copies.RULE)

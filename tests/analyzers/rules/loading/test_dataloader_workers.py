@@ -176,7 +176,9 @@ def test_a_number_that_the_batches_show_is_no_more_than_that():
 def test_a_batch_that_takes_long_once_is_no_step_that_loading_blocks(waits_us, few):
     job = starved(30_000, workers=None)
     loader = replace(job.summary.dataloader[0], batch_us=None)
-    steps = replace(job.per_step.get(0, RankSteps((), (), (), (), (), (), (), (), (), None, None)), loading_us=waits_us)
+    steps = replace(
+        job.per_step.get(0, RankSteps((), (), (), (), (), (), (), (), (), (), None, None)), loading_us=waits_us
+    )
     finding = dataloader_workers.evaluate(changed(job, dataloader=(loader,), per_step={0: steps}))
     assert finding is not None
     assert ("in 1 of 8 steps" in finding.title) is few

@@ -29,7 +29,7 @@ def steps(collecting_us: float) -> RankSteps:
     return RankSteps(
         loading_us=(0.0,) * 8, sampling_us=(0.0,) * 8, compute_us=(50_000.0,) * 8, batches=(1,) * 8,
         starting_us=(0.0,) * 8, compiling_us=(0.0,) * 8, collecting_us=(collecting_us,) * 8,
-        pausing_us=(collecting_us,) * 8, copied_beside_us=(0.0,) * 8, flops=None, forward_us=None,
+        pausing_us=(collecting_us,) * 8, saving_us=(0.0,) * 8, copied_beside_us=(0.0,) * 8, flops=None, forward_us=None,
     )  # fmt: skip
 
 
