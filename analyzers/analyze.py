@@ -179,8 +179,21 @@ def _with_hang(summary: Summary, hang: Hang | None) -> Summary:
     return replace(summary, hang=hang, verdict=verdict(hang))
 
 
+def _standing(summary: Summary, crash: Crash | None) -> Summary:
+    """The summary, with the verdict on a job that made no step for long before it was ended, and left nothing that
+    tells why.
+    """
+    history = summary.history
+    if crash is not None or summary.hang is not None or history is None or not history.stood_still_us:
+        return summary
+    from perfscope.analyzers.verdict_of_run import standing
+
+    return replace(summary, verdict=standing(summary, history))
+
+
 def _with_crash(summary: Summary, crash: Crash | None) -> Summary:
     """The summary, with the verdict on a job that failed where it did, before that on its recorded steps."""
+    summary = _standing(summary, crash)
     if crash is None:
         return summary
     from perfscope.analyzers.crash.words import verdict

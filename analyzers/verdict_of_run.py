@@ -29,6 +29,9 @@ _LARGE: Final = 0.1
 """Share of the run from which steps that take longer come first in the verdict."""
 _ALIKE: Final = 0.05
 """Probability that steps which come by chance lie so many steps apart, from which they are one kind with others."""
+_STANDS_US: Final = 30e6
+_STEPS_LONG: Final = 20
+"""From so long on, and from so many steps' time, a job that makes no step stands still."""
 _SHORT: Final = 64
 """Steps that a trace may well hold."""
 
@@ -42,6 +45,21 @@ def with_history(summary: Summary, history: History) -> Summary:
         return summary
     words = f"Over the whole run evaluations take {share:.0%} of the steps' time."
     return replace(summary, verdict=_with_evaluations(summary.verdict, words, EVALUATE_LESS))
+
+
+def standing(summary: Summary, history: History) -> Verdict:
+    """The verdict on a job that made no step for long before it was ended; as it was where that was short."""
+    verdict, still_us = summary.verdict, history.stood_still_us or 0.0
+    usual_us = max((row.median_us for row in history.ranks), default=0.0)
+    if still_us < max(_STANDS_US, _STEPS_LONG * usual_us):
+        return verdict
+    return replace(
+        verdict,
+        headline=f"No rank made a step in the last {duration(still_us)} before the job was ended: it hung, evaluated "
+        f"or saved. Until then: {verdict.headline}",
+        healthy=False,
+        first_action="Run it with perfscope run --hang-timeout 30: that shows what each rank waits for.",
+    )
 
 
 def _with_run(summary: Summary, history: History) -> Summary:

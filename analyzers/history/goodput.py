@@ -40,6 +40,11 @@ class RankGoodput:
     attempts: int
     steps: int
 
+    @property
+    def ended_ns(self) -> int:
+        """When the last recorded step ended, ns since the epoch."""
+        return self.began_ns + round(self.span_us * 1000)
+
 
 def rank_goodput(attempts: Sequence[RankStepTimes]) -> RankGoodput:
     """Divide the time of one rank's attempts, the first one first."""
@@ -65,8 +70,17 @@ def rank_goodput(attempts: Sequence[RankStepTimes]) -> RankGoodput:
     )
 
 
+def stood_still_us(job: Job, ranks: Mapping[int, RankGoodput]) -> float | None:
+    """From the end of the last step to that of a command that failed, where no rank ended itself; else None."""
+    launch = job.launch
+    ended = epoch_ns(launch.ended_at) if launch is not None and launch.exit_code else None
+    if ended is None or not ranks or any(run.ended_at for run in job.runs.values()):
+        return None
+    return max((ended - max(row.ended_ns for row in ranks.values())) / 1000, 0.0)
+
+
 def job_goodput(job: Job, ranks: Mapping[int, RankGoodput]) -> Goodput | None:
-    """The goodput of the job; None without a history."""
+    """The goodput of the job; None without a history. It stalls while no rank makes a step before it is ended."""
     if not ranks:
         return None
     rank = max(sorted(ranks), key=lambda each: (ranks[each].evaluation_us or 0) + (ranks[each].checkpoint_us or 0))
@@ -75,8 +89,9 @@ def job_goodput(job: Job, ranks: Mapping[int, RankGoodput]) -> Goodput | None:
     if started is None and rank in job.runs:
         started = epoch_ns(job.runs[rank].started_at)
     startup = max((row.began_ns - started) / 1000, 0.0) if started is not None else None
-    wall = row.span_us + (startup or 0.0)
-    pauses = (row.evaluation_us or 0.0) + (row.checkpoint_us or 0.0) + row.restart_us + row.stall_us
+    still = stood_still_us(job, ranks) or 0.0
+    wall, stall = row.span_us + (startup or 0.0) + still, row.stall_us + still
+    pauses = (row.evaluation_us or 0.0) + (row.checkpoint_us or 0.0) + row.restart_us + stall
     training = max(wall - (startup or 0.0) - row.warmup_us - pauses - row.recording_us, 0.0)
     return Goodput(
         rank=rank,
@@ -88,7 +103,7 @@ def job_goodput(job: Job, ranks: Mapping[int, RankGoodput]) -> Goodput | None:
         evaluation_us=row.evaluation_us,
         checkpoint_us=row.checkpoint_us,
         restart_us=row.restart_us,
-        stall_us=row.stall_us,
+        stall_us=stall,
         recording_us=row.recording_us,
         restarts=row.attempts - 1,
         steps=row.steps,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from perfscope.analyzers.history.cost import recording_cost
-from perfscope.analyzers.history.goodput import RankGoodput, job_goodput
+from perfscope.analyzers.history.goodput import RankGoodput, job_goodput, stood_still_us
 from perfscope.analyzers.history.level import is_side, step_change
 from perfscope.analyzers.history.long_steps import long_steps
 from perfscope.analyzers.history.own_times import OwnTimes, rank_parts, windows_left_out
@@ -107,7 +107,13 @@ def job_history(
     change = step_change(history.bins)
     if again is not None and change is not None and is_side(change, again):
         again = None
-    return replace(history, long_steps=again, change=change, goodput=spent, recording_cost=cost), tuple(failures)
+    still = stood_still_us(job, goodput)
+    return (
+        replace(
+            history, long_steps=again, change=change, stood_still_us=still, goodput=spent, recording_cost=cost
+        ),
+        tuple(failures),
+    )  # fmt: skip
 
 
 def peers_of(job: Job, ranks: Iterable[int]) -> list[list[int]]:

@@ -7,7 +7,6 @@ import os
 import socket
 import sys
 from collections.abc import Iterable
-from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
 from perfscope._version import __version__
@@ -17,7 +16,7 @@ from perfscope.collectors.ending import describe_error, uncaught
 from perfscope.collectors.identity import Identity, attempt, rendezvous
 from perfscope.collectors.overrides.log import LOG
 from perfscope.collectors.problems import Problems
-from perfscope.recording.metadata import CaptureMetadata, RecordingMetadata, RunMetadata, StepsMetadata, save
+from perfscope.recording.metadata import CaptureMetadata, RecordingMetadata, RunMetadata, StepsMetadata, now, save
 from perfscope.recording.paths import run_file
 from perfscope.redact import performance_environment, redact_command
 
@@ -88,7 +87,7 @@ class RunFile:
             applied=LOG.as_dict(),
             problems=self._problems.as_tuple(),
             outcome=outcome,
-            ended_at="" if outcome == "running" else _now(),
+            ended_at="" if outcome == "running" else now(),
             error=error,
         )
         save(record, self._path)
@@ -122,13 +121,9 @@ def describe_process(identity: Identity, mode: str) -> RunMetadata:
         host=socket.gethostname(),
         cpu_count=len(affinity(0)) if affinity is not None else os.cpu_count(),
         pid=os.getpid(),
-        started_at=_now("seconds"),
+        started_at=now("seconds"),
         # Where the interpreter was installed has nothing to do with the run.
         command=redact_command([os.path.basename(sys.orig_argv[0]), *sys.orig_argv[1:]]),  # noqa: PTH119 - a mere name
         rendezvous=rendezvous(os.environ),
         environment=performance_environment(os.environ),
     )
-
-
-def _now(precision: str = "milliseconds") -> str:
-    return datetime.now(timezone.utc).isoformat(timespec=precision)

@@ -27,7 +27,7 @@ from perfscope.collectors.config import CollectorConfig
 from perfscope.collectors.identity import Identity, attempt, identify
 from perfscope.collectors.jobs import earlier_run
 from perfscope.collectors.launch.folder import describe_launch, holds_recording, remove_recording
-from perfscope.recording.metadata import LaunchMetadata, load_launch, save
+from perfscope.recording.metadata import LaunchMetadata, load_launch, now, save
 from perfscope.recording.paths import BOOTSTRAP_FOLDER, LAUNCH_FILE
 from perfscope.recording.whole import write_text
 
@@ -94,7 +94,8 @@ def finish(folder: Path, exit_code: int | None) -> None:
     """
     with suppress(ValueError):
         record = load_launch(folder / LAUNCH_FILE)
-        save(LaunchMetadata(**{**vars(record), "exit_code": exit_code, "ended": True}), folder / LAUNCH_FILE)
+        end = {"exit_code": exit_code, "ended": True, "ended_at": now("milliseconds")}
+        save(LaunchMetadata(**{**vars(record), **end}), folder / LAUNCH_FILE)
 
 
 def _open(wanted: Path, mine: Opened, rank: int, *, overwrite: bool) -> tuple[Path, bool]:

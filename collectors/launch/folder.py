@@ -6,7 +6,6 @@ import re
 import socket
 from collections.abc import Collection, Sequence
 from contextlib import suppress
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Final
 
@@ -14,7 +13,7 @@ import perfscope
 from perfscope._version import __version__
 from perfscope.collectors.config import CollectorConfig
 from perfscope.collectors.launch import inspector
-from perfscope.recording.metadata import LaunchMetadata
+from perfscope.recording.metadata import LaunchMetadata, now
 from perfscope.recording.paths import BOOTSTRAP_FOLDER, LAUNCH_FILE, PARTIAL_SUFFIX, REPORT_FILE, further_jobs
 from perfscope.redact import redact_command
 
@@ -67,7 +66,7 @@ def describe_launch(config: CollectorConfig, command: Sequence[str]) -> LaunchMe
     return LaunchMetadata(
         perfscope_version=__version__,
         command=redact_command(command),
-        started_at=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        started_at=now("seconds"),
         host=socket.gethostname(),
         options={
             name: getattr(config, name)

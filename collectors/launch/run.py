@@ -19,7 +19,7 @@ from perfscope.collectors.hang.stacks import take_locked
 from perfscope.collectors.launch import bootstrap, inspector
 from perfscope.collectors.launch.folder import describe_launch, holds_recording, remove_bytecode, remove_recording
 from perfscope.collectors.launch.nsys import wrap
-from perfscope.recording.metadata import LaunchMetadata, load_launch, save
+from perfscope.recording.metadata import LaunchMetadata, load_launch, now, save
 from perfscope.recording.paths import BOOTSTRAP_FOLDER, LAUNCH_FILE, further_jobs
 
 FORWARDED: Final = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT, signal.SIGQUIT)
@@ -84,7 +84,7 @@ class Launch:
             ask(self._config.folder, None)
 
     def _finish(self, code: int) -> None:
-        record = LaunchMetadata(**{**vars(self._record), "exit_code": code})
+        record = LaunchMetadata(**{**vars(self._record), "exit_code": code, "ended_at": now("milliseconds")})
         with suppress(OSError):  # the folder is gone or full: the command's exit code matters more
             for folder in (self._config.folder, *further_jobs(self._config.folder)):
                 save(record, folder / LAUNCH_FILE)

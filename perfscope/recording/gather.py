@@ -202,6 +202,7 @@ def _merged_launch(nodes: Sequence[_Node]) -> LaunchMetadata | None:
         started_at=min(launch.started_at for _, launch in ordered),
         exit_code=failed if failed is not None else (None if None in codes else 0),
         ended=all(launch.has_ended for _, launch in ordered),
+        ended_at=max(launch.ended_at for _, launch in ordered),
         nodes=tuple(
             NodeLaunch(
                 host=launch.host,

@@ -10,7 +10,7 @@ import dataclasses
 import json
 from contextlib import suppress
 from dataclasses import field
-from datetime import datetime
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -344,6 +344,8 @@ class LaunchMetadata:
     """
     ended: bool = False
     """Has a recording that the program started itself ended?"""
+    ended_at: str = ""
+    """When the command, or that recording, ended; empty where that is not known."""
     nodes: tuple[NodeLaunch, ...] = ()
     """Of a gathered recording: every node's own launch."""
     problems: tuple[str, ...] = ()
@@ -417,6 +419,11 @@ def _load(path: Path, kind: type[_Metadata], schema: str) -> _Metadata:
         check(built.settings, _SETTINGS, faults, "settings.")
     problems = (*built.problems, *(f"{path.name}: {fault}." for fault in faults))
     return dataclasses.replace(built, problems=problems)
+
+
+def now(precision: str = "milliseconds") -> str:
+    """The time as metadata give it: ISO 8601, UTC."""
+    return datetime.now(timezone.utc).isoformat(timespec=precision)
 
 
 def epoch_ns(text: str) -> int | None:

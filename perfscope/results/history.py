@@ -243,7 +243,10 @@ class Goodput:
     """Where the wall time of the run went: ``wall_us``, of which ``training_us`` and the other parts are."""
 
     rank: Annotated[int, "The rank whose history this is: the one with the most evaluation and checkpoints."]
-    wall_us: Annotated[Us, "From the start of the command to the end of the last recorded step."]
+    wall_us: Annotated[
+        Us,
+        "From the start of the command to the end of the last recorded step, or of the command where it stood still.",
+    ]
     training_us: Annotated[Us, "What no other part has: steps as long as those around them."]
     training_share: Annotated[Share, "``training_us`` of ``wall_us``."]
     startup_us: Annotated[
@@ -255,7 +258,9 @@ class Goodput:
     ]
     checkpoint_us: Annotated[Us | None, "The same of steps with a checkpoint."]
     restart_us: Annotated[Us, "From the last step of an attempt to the end of the first step of the next one."]
-    stall_us: Annotated[Us, "What other steps of at least 1.5 times the median around them took longer than it."]
+    stall_us: Annotated[
+        Us, "What other steps of at least 1.5 times the median around them took longer than it, and ``stood_still_us``."
+    ]
     recording_us: Annotated[
         Us, "What steps with a profiler at work took longer, and the time that it took between steps."
     ]
@@ -325,6 +330,11 @@ class History:
     compared: Annotated[bool, "Was waiting measured, so that ranks could be compared in all stages?"] = False
     long_steps: Annotated[LongSteps | None, "Steps that take far longer again and again; None where few do."] = None
     change: Annotated[StepChange | None, "From where on steps take another time; None where none plainly do."] = None
+    stood_still_us: Annotated[
+        Us | None,
+        "From the end of the last step of any rank to that of the command, where ranks were killed then; None: they "
+        "ended themselves, or it is not known.",
+    ] = None
     goodput: Annotated[Goodput | None, "Where the wall time of the run went; None where that is not known."] = None
     recording_cost: Annotated[RecordingCost | None, "What recording took of each step; None where not measured."] = None
     missing_ranks: Annotated[tuple[int, ...], "Ranks of the world without a history."] = field(default=())

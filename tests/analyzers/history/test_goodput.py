@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from perfscope import analyze
 from perfscope.analyzers.history.goodput import rank_goodput
 from perfscope.analyzers.history.job_history import job_history
 from perfscope.analyzers.history.rank_history import read_attempts
 from perfscope.recording.history import DISTURBED, Block, pack
 from perfscope.recording.job import open_job
-from perfscope.recording.metadata import RunMetadata, save
-from perfscope.recording.paths import run_file, steps_file
+from perfscope.recording.metadata import LaunchMetadata, RunMetadata, save
+from perfscope.recording.paths import LAUNCH_FILE, run_file, steps_file
 
 MS = 1_000_000
 BEGAN = 1_700_000_000_000_000_000
@@ -64,3 +66,38 @@ def test_the_job_has_the_pauses_of_the_rank_that_makes_them(tmp_path: Path) -> N
     assert (goodput.rank, goodput.evaluation_us, goodput.stall_us) == (1, 50_000, 0)
     assert (goodput.startup_us, goodput.wall_us, goodput.training_us) == (1e6, 1.55e6, 500_000)
     assert goodput.in_words() == "Goodput: 32% of 1.55 s trained; time to the first step 65%, evaluation 3.2%."
+
+
+@pytest.mark.parametrize(
+    ("launch", "rank", "stood_s"),
+    [
+        ({"exit_code": 1, "ended_at": "2023-11-14T22:15:20.500+00:00"}, {}, 120),
+        ({"exit_code": 0, "ended_at": "2023-11-14T22:15:20.500+00:00"}, {}, None),
+        ({"exit_code": 1, "ended_at": "2023-11-14T22:15:20.500+00:00"}, {"ended_at": "2023-11-14T22:13:21"}, None),
+        ({"exit_code": 1}, {}, None),
+        (None, {}, None),
+    ],
+    ids=["killed", "ended", "a rank ended itself", "when is not known", "no launch"],
+)
+def test_a_job_stands_still_from_its_last_step_until_it_is_killed(
+    launch: dict[str, Any] | None, rank: dict[str, Any], stood_s: float | None, tmp_path: Path
+) -> None:
+    """50 steps of 10 ms; the command began a second before them and ended two minutes after them."""
+    started = "2023-11-14T22:13:19+00:00"
+    for number in range(2):
+        steps_file(tmp_path, number).write_bytes(block([10] * 50))
+        run = RunMetadata(rank=number, world_size=2, started_at=started, strategies=("ddp",), **rank)
+        save(run, run_file(tmp_path, number))
+    if launch is not None:
+        save(LaunchMetadata(started_at=started, **launch), tmp_path / LAUNCH_FILE)
+    history, _ = job_history(open_job(tmp_path))
+    assert history is not None
+    goodput = history.goodput
+    assert goodput is not None
+    goodput.self_check()
+    assert history.stood_still_us == (None if stood_s is None else stood_s * 1e6)
+    assert (goodput.stall_us, goodput.wall_us) == ((stood_s or 0) * 1e6, 1.5e6 + (stood_s or 0) * 1e6)
+    told = analyze(tmp_path).verdict
+    said = "No rank made a step in the last 120 s before the job was ended"
+    assert told.headline.startswith(said) is (stood_s is not None)
+    assert ("--hang-timeout" in (told.first_action or "")) is (stood_s is not None)
