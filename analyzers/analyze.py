@@ -192,14 +192,16 @@ def _standing(summary: Summary, crash: Crash | None) -> Summary:
 
 
 def _with_crash(summary: Summary, crash: Crash | None) -> Summary:
-    """The summary, with the verdict on a job that failed where it did, before that on its recorded steps."""
+    """The summary, with the verdict on a job that failed where it did, before that on its recorded steps: not where
+    these are few, which the first steps of a job are that failed early.
+    """
     summary = _standing(summary, crash)
     if crash is None:
         return summary
     from perfscope.analyzers.crash.words import verdict
 
     found = verdict(crash)
-    if summary.time_breakdown:
+    if summary.time_breakdown and not summary.job.few_steps:
         found = replace(found, headline=f"{found.headline} Until then: {summary.verdict.headline}")
     return replace(summary, crash=crash, verdict=found)
 

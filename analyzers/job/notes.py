@@ -257,7 +257,8 @@ def _about_captures(job: Job) -> Iterator[Note]:
 
 def _about_collection(job: Job) -> Iterator[Note]:
     yield from collector_problems({rank: run.problems for rank, run in sorted(job.runs.items())})
-    cut = [rank for rank, run in sorted(job.runs.items()) if any(not last.complete for last in run.captures[-1:])]
+    unfinished = [run for _, run in sorted(job.runs.items()) if any(not last.complete for last in run.captures[-1:])]
+    cut = [run.rank for run in unfinished if not run.went_on]
     if cut:
         yield note("collection", "job_cut", cut)
     if job.launch is not None and job.launch.exit_code:

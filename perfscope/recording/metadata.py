@@ -53,7 +53,7 @@ class CaptureMetadata:
     first_step: int
     last_step: int
     complete: bool = True
-    """False when the job ended before the last planned step of the capture."""
+    """False when it ended before its last planned step: the job did, or something else needed the profiler."""
     reason: str = ""
     """Why it was made, where it was not planned: a step that was slow, or who asked."""
     waited_ns: tuple[int, ...] = ()
@@ -309,6 +309,11 @@ class RunMetadata:
     """None unless an exception ended it."""
     exit_code: int | None = field(default=None, metadata=SIGNED)
     """As torchrun saw it end, where that failed; negative: the signal. Else None."""
+
+    @property
+    def went_on(self) -> bool:
+        """Did the training go on after a last capture that ended before its last planned step?"""
+        return any(not last.complete and self.steps.seen > last.last_step + 1 for last in self.captures[-1:])
 
     def capture(self, number: int) -> CaptureMetadata | None:
         """The capture of a number, which need not be its place: a rank may have missed one."""

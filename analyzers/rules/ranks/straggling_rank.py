@@ -92,6 +92,10 @@ _UNPAIRED: Final = (
 _BY_ACCIDENT: Final = (
     "Record more steps (perfscope run --active 8): {steps} cannot tell a slow rank from one that was late by accident."
 )
+_CUT_SHORT: Final = (
+    "Record again without the script's own profiler, or other steps (--wait): it ended the capture, and {steps} cannot "
+    "tell a slow rank from one that was late by accident."
+)
 
 _OF_ITS_HOST: Final = (
     "Not in the recording: {missing}. Those on this host are taken to be as slow as its other ranks, and as quick once "
@@ -153,7 +157,8 @@ def _again(job: RuleContext, row: StragglerRow, remedy: str) -> tuple[str, ...]:
     if not _may_be_accident(job, row):
         return (remedy,)
     steps = "one step" if job.steps == 1 else f"{job.steps} steps"
-    return _BY_ACCIDENT.format(steps=steps), f"If it is late again: {lower_first(remedy)}"
+    why = _CUT_SHORT if any(run.went_on for run in job.runs.values()) else _BY_ACCIDENT
+    return why.format(steps=steps), f"If it is late again: {lower_first(remedy)}"
 
 
 def told(job: RuleContext) -> StragglerRow | None:

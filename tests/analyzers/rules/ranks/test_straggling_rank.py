@@ -14,7 +14,7 @@ from perfscope.analyzers.rank.loop_phases import IN_FORWARD
 from perfscope.analyzers.rules.context import RuleContext
 from perfscope.analyzers.rules.host import garbage_collection
 from perfscope.analyzers.rules.ranks import remedies, straggling_rank
-from perfscope.recording.metadata import CpuMetadata, DeviceMetadata, RunMetadata
+from perfscope.recording.metadata import CaptureMetadata, CpuMetadata, DeviceMetadata, RunMetadata, StepsMetadata
 from perfscope.results.findings import Confidence, Finding, Prediction
 from perfscope.results.rows import DataLoaderRow, StragglerRow
 from tests.analyzers.measured import advised
@@ -567,6 +567,18 @@ def test_in_one_step_or_two_a_rank_is_late_and_no_straggler(numbers: tuple[int, 
     record, again = finding.action.how.split("\n")
     assert record.startswith("Record more steps (perfscope run --active 8)")
     assert again.startswith("If it is late again: compare rank 1 with the other ranks")
+
+
+@pytest.mark.parametrize(("last_step", "went_on"), [(5, True), (48, False)])
+def test_a_capture_that_the_script_ended_is_not_made_longer_by_more_steps(last_step: int, went_on: bool) -> None:
+    """Of 50 steps the job made; where it ended with the capture, more steps are recorded by a longer job."""
+    slow = replace(SLOW, lost_us=34_000.0, share_of_steps=1.0, steps=(4, 5))
+    capture = CaptureMetadata(file="", first_step=4, last_step=last_step, complete=False)
+    run = RunMetadata(rank=0, captures=(capture,), steps=StepsMetadata(seen=49 + went_on))
+    finding = straggling_rank.evaluate(replace(on_cpus(slow, (4, 5)), runs={0: run}))
+    assert finding is not None
+    assert finding.action.how.startswith("Record again without the script's own profiler") is went_on
+    assert finding.action.how.startswith("Record more steps") is not went_on
 
 
 def test_what_is_little_in_one_step_is_not_told() -> None:
