@@ -160,6 +160,11 @@ class LiveState:
     reading_s: float = 0.0
     """What reading took."""
 
+    @property
+    def times_stages(self) -> bool:
+        """Are stages of the step measured beside the optimizer, which is what the default mode times?"""
+        return len(self.stages_us) > 2
+
     def rank_counts(self) -> dict[str, int]:
         """State -> number of ranks in it."""
         counts = dict.fromkeys(RANK_STATES, 0)

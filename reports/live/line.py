@@ -11,7 +11,7 @@ from typing import Any, Final
 from perfscope._version import __version__
 from perfscope.analyzers.live.state import RUNNING, LiveState
 from perfscope.redact import redact_texts
-from perfscope.reports.live.words import safe, stage_word
+from perfscope.reports.live.words import OTHERS_UNKNOWN, safe, stage_word
 from perfscope.text import duration, percent, ranks_in_words, significant
 
 SCHEMA: Final = "perfscope.live/1"
@@ -32,10 +32,11 @@ def plain(state: LiveState) -> str:
         if state.samples_per_s is not None:
             parts.append(f"{significant(state.samples_per_s)} samples/s")
     total = sum(state.stages_us.values())
-    if total > 0 and len(state.stages_us) > 2:
+    if total > 0 and state.times_stages:
         parts.append(", ".join(f"{stage_word(name)} {percent(us / total)}" for name, us in state.stages_us.items()))
     for row in state.stragglers[:1]:
-        parts.append(f"{ranks_in_words(row.ranks)} {duration(row.delay_us)} later in {stage_word(row.stage)}")
+        where = f"{stage_word(row.stage)}{'' if state.times_stages else f' ({OTHERS_UNKNOWN})'}"
+        parts.append(f"{ranks_in_words(row.ranks)} {duration(row.delay_us)} later in {where}")
     parts += _load(state)
     return f"{moment}  " + " | ".join(parts)
 

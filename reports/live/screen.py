@@ -9,7 +9,16 @@ from typing import Final
 from perfscope.analyzers.live.state import ENDED, FAILED, RUNNING, STALLED, LiveState, LiveStraggler
 from perfscope.reports.live import table
 from perfscope.reports.live.view import HELP, SORTS, View
-from perfscope.reports.live.words import STAGE_COLOURS, columns, cut, elapsed, safe, sparkline, stage_word
+from perfscope.reports.live.words import (
+    OTHERS_UNKNOWN,
+    STAGE_COLOURS,
+    columns,
+    cut,
+    elapsed,
+    safe,
+    sparkline,
+    stage_word,
+)
 from perfscope.reports.paint import Paint
 from perfscope.results.history import OTHER
 from perfscope.text import byte_size, duration, percent, plural, rank_list, ranks_in_words, significant
@@ -114,6 +123,8 @@ def _stragglers(state: LiveState, paint: Paint) -> list[str]:
         lines += [_labelled("", f"and {plural(more, 'more rank')}", paint)] if more > 0 else []
     if not lines and state.last_step >= 0 and len(state.ranks) > 1:
         lines = [_labelled("straggler", "none", paint)]
+    if lines and not state.times_stages:
+        lines[-1] += f" ({OTHERS_UNKNOWN})"
     return lines
 
 
@@ -125,8 +136,8 @@ def _straggler(row: LiveStraggler) -> str:
 
 def _stages(state: LiveState, paint: Paint) -> list[str]:
     total = sum(state.stages_us.values())
-    if total <= 0 or len(state.stages_us) < 3:
-        return []  # the default mode times the optimizer alone
+    if total <= 0 or not state.times_stages:
+        return []
     shares = {stage: max(us, 0.0) / total for stage, us in state.stages_us.items()}
     words = [f"{stage_word(stage)} {percent(share)}" for stage, share in shares.items()]
     on_one_line = columns("  ".join(words))

@@ -33,6 +33,9 @@ STAGE_COLOURS: Final = {
 """Stage -> a colour of the page's."""
 
 
+OTHERS_UNKNOWN: Final = "other stages are not timed: --steps-only times them"
+
+
 def stage_word(stage: str) -> str:
     """A stage's name as it is shown."""
     return STAGE_WORDS.get(stage, stage)

@@ -30,6 +30,8 @@ SHARE: Final = 0.05
 """Least share of the step that data loading blocks."""
 BUSY: Final = 0.95
 """Part of the step that workers take for its batches from which they set its pace."""
+_IDLE: Final = 0.5
+"""Part of the step that workers take for its batches, up to which they are idle for most of it."""
 LEAST_WON: Final = 1 / 3
 """Share of the stall that workers must end; where they end less, cores are the limit."""
 AS_SLOW: Final = 1.25
@@ -130,6 +132,8 @@ def _blocking(job: RuleContext) -> Finding | None:
         return None
     worst = max(waiting, key=lambda row: usual.fetching_us[row.rank])
     stall_us = median(usual.fetching_us[row.rank] for row in waiting) if behind is None else behind.stall_us
+    if _waits_for_a_core(job, worst, stall_us):
+        return None
     without_us = job.step_time_us - stall_us if behind is None else behind.without_us
     need = _enough(job, _need(job, worst, without_us, usual.starting_us))
     # Where the cores are the limit, the stall ends when loading costs nothing.
@@ -155,6 +159,17 @@ def _blocking(job: RuleContext) -> Finding | None:
         whatif={"dataloader.num_workers": str(need.workers)} if need and new else {},
         severity_us=stall_us,
     )
+
+
+def _waits_for_a_core(job: RuleContext, row: DataLoaderRow, stall_us: float) -> bool:
+    """May a rank of a job on CPUs wait for a core while its workers, which are idle most of the time, hand batches
+    over? More of them would want cores, too.
+    """
+    cpu = job.runs[row.rank].cpu if row.rank in job.runs else None
+    if job.on_devices or row.workers_us is None or cpu is None or not cpu.waited_ns or not cpu.wall_ns:
+        return False
+    idle = row.workers_us <= _IDLE * _timed_us(job)
+    return idle and cpu.waited_ns / cpu.wall_ns >= job.share(stall_us)
 
 
 def _few_steps(job: RuleContext, waiting: Collection[DataLoaderRow]) -> int:

@@ -249,6 +249,15 @@ def test_the_line_says_it_all() -> None:
     )
 
 
+def test_a_straggler_of_the_optimizer_alone_is_told_with_what_is_not_timed() -> None:
+    alone = state(stages_us={"optimizer": 3_000.0, "other": 97_000.0})
+    told = "other stages are not timed: --steps-only times them"
+    assert told in plain(alone)
+    assert told in shown(alone, width=200)
+    assert told not in plain(state())
+    assert told not in shown(state(), width=200)
+
+
 def test_json_is_one_line_with_everything() -> None:
     text = as_json(state(step_us=float("nan")))
     values = json.loads(text)

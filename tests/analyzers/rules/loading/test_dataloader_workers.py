@@ -392,3 +392,14 @@ def test_ranks_whose_batches_were_ready_are_told_to_change_theirs_too(others_us,
     case = context(*(breakdown(rank, idle_dataloader=us) for rank, us in waits.items()), dataloader=rows)
     finding = dataloader_workers.evaluate(case)
     assert ("Ranks 3, 4 had batches ready" in finding.action.how) is told
+
+
+@pytest.mark.parametrize(
+    ("batch_us", "waited", "said"), [(2_000.0, 0.3, False), (2_000.0, 0.05, True), (80_000.0, 0.3, True)]
+)
+def test_idle_workers_of_ranks_that_wait_for_cores_are_not_too_few(batch_us: float, waited: float, said: bool) -> None:
+    """12 of 100 ms are spent in a loader whose worker loads for 2 ms, or for 80, per step."""
+    cpu = CpuMetadata(steps=8, wall_ns=800 * MS, thread_ns=400 * MS, waited_ns=round(waited * 800 * MS))
+    run = RunMetadata(rank=0, cpu=cpu, cpu_count=16, local_world_size=1)
+    job = changed(starved(12_000, workers=1, batch_us=batch_us), runs={0: run}, devices=("CPU",))
+    assert (dataloader_workers.evaluate(job) is not None) is said
