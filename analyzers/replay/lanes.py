@@ -26,8 +26,9 @@ class ProgramOps:
     ``time_ns`` is when each happened: readiness, end of a wait or stall, mark, return of a call. ``moment_ns`` is the
     host's; ``end_ns`` when what a WAIT or JOIN waits for had ended, when the call of an ISSUE did (NONE: not known),
     how long the loader took for a HOLD's batch. ``begun_ns`` is the start of an ISSUE's collective, ``sort`` the same
-    for those of one kind in groups alike, on all ranks (NONE: the first of a forward, which follows the optimizer or a
-    backward); ``waits`` is whether the rank waited there at all, ``idle_ns`` how long its device then did nothing.
+    for those of one kind in groups alike that the same pass issues (``PASSES``), on all ranks (NONE: the first of a
+    forward, which follows the optimizer or a backward); ``waits`` is whether the rank waited there at all, ``idle_ns``
+    how long its device then did nothing.
     """
 
     time_ns: Int64
@@ -90,6 +91,9 @@ _AT_ONE_MOMENT: Final = np.argsort(
     ]
 )
 
+
+PASSES: Final = 2
+"""The forward, and the backward: sorts of collectives are numbered by twos, one for each."""
 
 _ROUNDING_NS: Final = 2_000
 """Errors of clocks and of whole µs."""
@@ -249,12 +253,16 @@ def _lags(
 
 def issued_beside(ranks: Sequence[tuple[ProgramOps, RankLane]]) -> list[Bool]:
     """For each rank the issues of which its recording does not show whether they wait for own work, because the device
-    had none left, where others of their sort do not, on any rank: gathers of parameters, where hosts run ahead.
+    had none left, where others of their sort do not, on any rank: gathers of parameters, where hosts run ahead. Those
+    of forwards may wait for other work than those of backwards, as FSDP2's do; where neither waits, nor do the others.
     """
     ahead = np.concatenate([ops.sort[lane.ahead] for ops, lane in ranks])
-    behind = np.concatenate([ops.sort[lane.behind] for ops, lane in ranks])
-    free = np.setdiff1d(ahead, np.append(behind, NONE))
-    return [(ops.kind == OpKind.ISSUE) & ~lane.ahead & np.isin(ops.sort, free) for ops, lane in ranks]
+    behind = np.append(np.concatenate([ops.sort[lane.behind] for ops, lane in ranks]), NONE)
+    free, of_both = np.setdiff1d(ahead, behind), np.setdiff1d(ahead // PASSES, behind // PASSES)
+    return [
+        (ops.kind == OpKind.ISSUE) & ~lane.ahead & (np.isin(ops.sort, free) | np.isin(ops.sort // PASSES, of_both))
+        for ops, lane in ranks
+    ]
 
 
 def idle_before(own: Timeline, time_ns: Int64) -> Bool:

@@ -11,13 +11,13 @@ import numpy as np
 from perfscope.analyzers.rank.host_lane import LATER, HostLane
 from perfscope.analyzers.rank.partial import RankPartial
 from perfscope.analyzers.replay.engine import OpKind
-from perfscope.analyzers.replay.lanes import ProgramOps
+from perfscope.analyzers.replay.lanes import PASSES, ProgramOps
 from perfscope.analyzers.replay.rank_ops import ReplayRankOps
 from perfscope.trace.trace import NEVER, NONE, Int64
 
 
 def issues(partial: RankPartial, mine: ReplayRankOps, sorts: dict[tuple[str, int | None], int]) -> ProgramOps:
-    """The rank's collectives. ``sorts``: the numbers of their sorts by kind and size of the group."""
+    """The rank's collectives. ``sorts``: numbers of kinds in groups of a size: those of sorts over ``PASSES``."""
     lane, begun = partial.progress.host, partial.collectives.start_ns[mine.row]
     if lane is None:
         return ProgramOps.of(OpKind.ISSUE, mine.ready_ns, mine.ready_ns, mine.number, begun_ns=begun)
@@ -36,8 +36,9 @@ def _sorts(partial: RankPartial, lane: HostLane, numbers: dict[tuple[str, int | 
     order = np.argsort(_issued(partial, lane), kind="stable")
     forward = np.cumsum(np.diff(own.backward[order].astype(np.int64), prepend=0) < 0)
     _, first = np.unique(np.stack((sort[order], own.step[order], forward)), axis=1, return_index=True)
-    sort[order[first]] = NONE
-    return sort
+    of_pass: Int64 = PASSES * sort + own.backward
+    of_pass[order[first]] = NONE
+    return of_pass
 
 
 def _issued(partial: RankPartial, lane: HostLane) -> Int64:

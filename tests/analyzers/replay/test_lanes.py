@@ -5,13 +5,15 @@ from __future__ import annotations
 import itertools
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from perfscope.analyzers.rank.analyze import analyze_rank
 from perfscope.analyzers.replay.engine import Lanes, OpKind, Schedules, replay
-from perfscope.analyzers.replay.lanes import ProgramOps, rank_lane
+from perfscope.analyzers.replay.lanes import ProgramOps, issued_beside, rank_lane
 from perfscope.analyzers.whatif.predict import predict
 from perfscope.analyzers.whatif.schedules.recorded import editable_schedules
 from perfscope.analyzers.whatif.schedules.steps import every_step
@@ -185,3 +187,24 @@ def test_a_gather_behind_an_earlier_copy_keeps_no_wait_of_its_host() -> None:
     found = rank_lane(progress, lane, issue, 10 * US).lanes
     assert 7 * US <= found.host_lag_ns[0] <= 9 * US
     assert found.device_lag_ns.tolist() == [1 * US]
+
+
+@pytest.mark.parametrize(
+    ("ahead", "behind", "free"),
+    [
+        # Seen ahead in the forward, and behind own work in the backward, as FSDP2's gathers: free in the forward alone.
+        ([1, 0, 0, 0], [0, 0, 1, 0], [0, 1, 0, 0]),
+        # Ahead in one pass, and behind in none: free in both.
+        ([1, 0, 0, 0], [0, 0, 0, 0], [0, 1, 1, 1]),
+        # Both were seen in the same pass.
+        ([1, 0, 0, 0], [0, 1, 0, 0], [0, 0, 0, 0]),
+        ([0, 0, 0, 0], [0, 0, 0, 0], [0, 0, 0, 0]),
+    ],
+)
+def test_gathers_that_nobody_saw_wait_do_not_in_their_pass(
+    ahead: list[int], behind: list[int], free: list[int]
+) -> None:
+    """Two of the forward (sort 6) and two of the backward (sort 7)."""
+    ops: Any = SimpleNamespace(kind=np.full(4, OpKind.ISSUE), sort=np.array([6, 6, 7, 7]))
+    lane: Any = SimpleNamespace(ahead=np.array(ahead, dtype=np.bool_), behind=np.array(behind, dtype=np.bool_))
+    assert issued_beside([(ops, lane)])[0].tolist() == [bool(each) for each in free]
