@@ -12,6 +12,9 @@ from perfscope.analyzers.rank.partial import RankPartial
 from perfscope.frozen import dataclass
 from perfscope.recording.metadata import RunMetadata
 
+NAMELESS: Final = "host of ranks "
+"""How hosts are called whose names are not recorded."""
+
 _NAMELESS: Final = re.compile(r"^(localhost(\..*)?|127\..*|::1|\(none\))?$")
 """Names that every machine has for itself."""
 
@@ -85,6 +88,4 @@ def hosts_by_device(devices: Mapping[int, int], world_size: int | None) -> dict[
     if not turns and not set(devices) <= set(range(each)):
         return {}
     size = world_size or max(devices) + 1
-    return {
-        rank: f"host of ranks {rank // each * each}-{min(rank // each * each + each, size) - 1}" for rank in devices
-    }
+    return {rank: f"{NAMELESS}{rank // each * each}-{min(rank // each * each + each, size) - 1}" for rank in devices}

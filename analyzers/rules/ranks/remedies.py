@@ -130,6 +130,14 @@ _SAVING: Final = (
     "(torch.distributed.checkpoint.save)."
 )
 
+_LATE_BATCH: Final = (
+    "Load more batches ahead, with DataLoader(prefetch_factor=…) or more workers: one batch of {who} came late. Where "
+    "single samples take long to load, any rank may draw the next one. If it is this rank again, check what it reads "
+    "its samples from."
+)
+_SEVERAL_STEPS: Final = 4
+"""Recorded steps from which a wait in one of them is the exception."""
+
 _SLOW_ON_CPU: Final = (
     "Look for other processes on the cores of {who}, the CPU frequency and the number of threads (OMP_NUM_THREADS) "
     "there, then the amount of work (sequence lengths, experts)."
@@ -188,6 +196,8 @@ def _template(job: RuleContext, worst: StragglerRow, pauses_in: str) -> str:
         return _SAVING
     if worst.cause == "compute" and is_cpu:
         return _SLOW_ON_CPU
+    if worst.cause == "dataloader" and len(worst.steps) == 1 and job.steps >= _SEVERAL_STEPS:
+        return _LATE_BATCH
     return _ASLEEP if worst.cause == "host" and asleep(job, worst) else OF_CAUSE[worst.cause]
 
 

@@ -10,6 +10,7 @@ from dataclasses import replace
 from statistics import median
 from typing import Final
 
+from perfscope.analyzers.job.hosts import NAMELESS
 from perfscope.analyzers.job.slow_operators import SlowOperator
 from perfscope.analyzers.losses import host_work
 from perfscope.analyzers.rank.host_activity import BETWEEN
@@ -134,7 +135,7 @@ def evaluate(job: RuleContext) -> Finding | None:
         worst.lost_us,
         evidence=_evidence(job, worst),
         action=Action(
-            setting=_setting(worst),
+            setting=_setting(job, worst),
             old=None,
             new=None,
             how="\n".join((*_again(job, worst, _remedy(job, worst)), *_not_recorded(job, worst), *unsure)),
@@ -201,7 +202,9 @@ def _with_more_work(job: RuleContext, worst: StragglerRow, work: float) -> Findi
         f"{subject(worst)} has {work:.2f} times the work of its peers: waiting for it{_cost(job, worst)}",
         job.step_time_us - prediction.mid,
         evidence=_evidence(job, worst),
-        action=Action(setting=_setting(worst), old=None, new=None, how=_MORE_WORK.format(who=_setting(worst))),
+        action=Action(
+            setting=_setting(job, worst), old=None, new=None, how=_MORE_WORK.format(who=_setting(job, worst))
+        ),
         confidence=Confidence(worst.confidence),
         predicted=prediction,
         whatif=settings,
@@ -334,12 +337,13 @@ def _by_cause(row: StragglerRow) -> dict[str, list[int]]:
     return {cause: ranks[cause] for cause in sorted(added, key=lambda cause: -added[cause])}
 
 
-def _setting(row: StragglerRow) -> str:
+def _setting(job: RuleContext, row: StragglerRow) -> str:
     if row.scope in ("ranks", "stage", "job"):
         return ranks_in_words(row.ranks)
     if row.scope == "link":
         return f"link between {ranks_in_words(row.ranks)}"
-    where = f" on {row.host}" if row.host else ""
+    named = row.host and (len(job.info.hosts) != 1 or not row.host.startswith(NAMELESS))
+    where = f" on {row.host}" if named else ""
     if row.scope == "rank":
         return f"rank {row.rank}{where}"
     return host_in_words(row.host) if row.host else "host"
@@ -351,7 +355,7 @@ def _remedy(job: RuleContext, worst: StragglerRow) -> str:
         alone = job.share(max(worst.alone_us))
         who = ranks_in_words(worst.ranks)
         return "\n".join((f"Change all of {who}: the best of them alone saves {alone:.0%} of the step.", *lines))
-    who = _setting(worst)
+    who = _setting(job, worst)
     usual = in_operator(job, worst, who) or by_straggler(job, worst, who)
     also = _also(job, worst)
     other = (by_cause(job, also, who),) if also else ()

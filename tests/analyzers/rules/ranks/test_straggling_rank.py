@@ -600,3 +600,15 @@ def test_a_device_that_is_slow_in_each_kernel_of_one_step_is_slow(
     assert finding is not None
     assert ("is a straggler" in finding.title) is slow
     assert (finding.predicted_step_us is not None) is slow
+
+
+@pytest.mark.parametrize(("late", "said"), [((5,), True), ((5, 6), False)])
+def test_one_late_batch_may_be_any_rank_s(late: tuple[int, ...], said: bool) -> None:
+    row = replace(SLOW, cause="dataloader", steps=late, host="host of ranks 0-1")
+    for hosts, where in ((("host of ranks 0-1",), ""), (("host of ranks 0-1", "b"), " on host of ranks 0-1")):
+        case = context(breakdown(0), breakdown(1), stragglers=(row,), hosts=hosts)
+        finding = straggling_rank.evaluate(case)
+        assert finding is not None
+        assert finding.action.how.startswith("Load more batches ahead") is said
+        assert f"of rank 1{where}" in finding.action.how
+        assert ("host of ranks" in finding.action.how) is bool(where)
