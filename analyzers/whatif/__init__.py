@@ -5,8 +5,7 @@ In comes a replayed job (``replay.job_replay.JobReplay``) and settings as the us
 
 1. ``whatif``: ``perfscope.whatif``, from a path to an answer
 2. ``predict``: all settings by name; edits the schedules, replays them, says how sure that is
-3. ``change``: what every setting builds on: context, costs of transfers, refusals, uncertainty. ``latency`` fills in
-   where a group recorded one size only
+3. ``change``: what every setting builds on: context, costs of transfers, refusals, uncertainty
 4. ``schedules``: the recorded schedules as objects that can be edited; ``unprofiled``: without the profiler's cost;
    ``ranges``: low and high of the answer, and what CPUs do sooner where less is sent
 5. the settings: ``speed`` (ranks, computation, host, network), ``extra_work`` (what need not be done), ``loader``,

@@ -16,6 +16,7 @@ from typing import Final
 from perfscope.analyzers.job.aligned import AlignedJob
 from perfscope.analyzers.job.asleep import asleep_shares, waits_for_network
 from perfscope.analyzers.job.collectives.cost_model import CostModel
+from perfscope.analyzers.job.collectives.latency import Latencies, Latency
 from perfscope.analyzers.job.unprofiled import LongStepShare
 from perfscope.analyzers.rank.intervals import Intervals
 from perfscope.analyzers.replay.engine import OpKind, ReplayResult
@@ -24,7 +25,6 @@ from perfscope.analyzers.replay.pace import Pace, pace_of
 from perfscope.analyzers.replay.peers import Peers, find_peers
 from perfscope.analyzers.replay.schedules import RecordedSchedules
 from perfscope.analyzers.replay.step_time import is_trusted
-from perfscope.analyzers.whatif.latency import Latencies, Latency
 from perfscope.analyzers.whatif.schedules.editable import EditableSchedules
 from perfscope.analyzers.whatif.schedules.ops import Collective, RankOp
 from perfscope.analyzers.whatif.schedules.recorded import editable_schedules, waits_for_absent

@@ -13,6 +13,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from perfscope.analyzers.job.aligned import AlignedJob
+from perfscope.analyzers.job.collectives.uneven_sizes import UnevenSizes
 from perfscope.analyzers.job.rank_steps import collecting, copied_beside_ns, pausing
 from perfscope.analyzers.job.slow_transfers import slow_transfer_steps
 from perfscope.analyzers.job.utilisation import blind_ranks
@@ -38,7 +39,7 @@ from perfscope.analyzers.whatif.schedules.hosts import HOST_ROWS, OF_DEVICE_ROWS
 from perfscope.analyzers.whatif.schedules.ops import Collective
 from perfscope.results.categories import TimeCategory
 from perfscope.text import ranks_in_words
-from perfscope.trace.trace import NEVER
+from perfscope.trace.trace import NEVER, NONE
 
 _OF_SHARDING: Final = ("fsdp.", "zero.")
 """What names of settings begin with that change how often parameters are gathered."""
@@ -71,6 +72,8 @@ def _rank_at_peers_pace(schedules: EditableSchedules, context: Context, name: st
         _take_pace_of_stages(schedules, context, rank, stage)
     else:
         _take_pace(schedules, context, rank)
+    if rank == context.paced[0]:
+        _move_as_much(schedules, context, context.paced)
     schedules.loading_step_ns.pop(rank, None)  # that of the peers stays
     return Uncertainty(less=0.15, more=0.05)
 
@@ -84,7 +87,18 @@ def _work_spread_evenly(schedules: EditableSchedules, context: Context, name: st
         raise CannotReplay("no two recorded ranks do the same work")
     for rank in ranks:
         _take_pace(schedules, context, rank)
+    _move_as_much(schedules, context, ranks)
     return Uncertainty(less=0.15, more=0.15)
+
+
+def _move_as_much(schedules: EditableSchedules, context: Context, ranks: Collection[int]) -> None:
+    """All-to-alls take as long as where these ranks send and receive no more than the mean of all."""
+    shares = UnevenSizes(context.result).shares_left(ranks)
+    for rank_op in schedules.issued():
+        collective = rank_op.collective
+        if collective.instance != NONE and (share := float(shares[collective.instance])) < 1:
+            latency = _latency_ns(context, collective, rank_op.transfer_ns)
+            rank_op.transfer_ns = latency + (rank_op.transfer_ns - latency) * share
 
 
 def _take_pace(schedules: EditableSchedules, context: Context, rank: int) -> None:

@@ -78,7 +78,9 @@ class Collectives:
     """One rank's communication events in order of start: parallel arrays of equal length.
 
     ``group``, ``kind`` and ``dtype`` index the tuples of the same name (``dtype`` NONE: unknown). ``bytes`` follows
-    nccl-tests: the larger of the two buffers for all-gather and reduce-scatter, else the input; NONE when unknown.
+    nccl-tests: the larger of the two buffers for all-gather and reduce-scatter, else the input; NONE when unknown. An
+    all-to-all, too, has the larger of what a rank sends and what it receives, and both on their mean in ``mean_bytes``
+    (of other kinds the same as ``bytes``): over all ranks that is what each moves where none moves more than others.
     ``sequence`` is the sequence number within the group (NONE: not recorded); ``step`` the index of the step in whose
     host window the collective was issued (-1: outside all); ``backward``, whether autograd issued it, and
     ``after_backward``, whether the host issued it between the last of autograd's functions of the step and the
@@ -95,6 +97,7 @@ class Collectives:
     kind: Int32
     dtype: Int32
     bytes: Int64
+    mean_bytes: Int64
     sequence: Int64
     step: Int64
     stream: Int64

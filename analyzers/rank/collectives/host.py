@@ -93,6 +93,7 @@ def on_host(trace: Trace) -> raw.RawCollectives:
         issued_ns=issued_ns,
         key=_column([place[key] for key in every]),
         bytes=size,
+        mean_bytes=size,  # what is received is not recorded
         sequence=_column([each.sequence for each in issued]),
         keys=keys,
         backward=in_backward(trace, issued_ns),

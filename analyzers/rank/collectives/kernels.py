@@ -32,8 +32,10 @@ from perfscope.analyzers.rank.nesting import Nested, taken
 from perfscope.frozen import dataclass
 from perfscope.trace.trace import NONE, Bool, Category, Int32, Int64, Trace
 
-_LARGER: Final = ("all_gather", "reduce_scatter", "gather", "scatter")
-"""Kinds whose size is the larger of the two buffers (nccl-tests)."""
+_ALL_TO_ALL: Final = "all_to_all"
+_LARGER: Final = ("all_gather", "reduce_scatter", "gather", "scatter", _ALL_TO_ALL)
+"""Kinds whose size is the larger of the two buffers (nccl-tests; those of an all-to-all differ where its ranks send and
+receive different amounts, and it takes as long as the busiest direction)."""
 
 _PEER: Final = re.compile(r" \d+(?:->|<-)(\d+)$")
 """In ``nccl:send 0->1`` and ``nccl:recv 1<-0``: the peer's number within the group."""
@@ -49,10 +51,10 @@ def on_device(trace: Trace, work: DeviceWork) -> raw.RawCollectives:
     descriptions = _find_descriptions(trace, kernels, calls)
     entry = descriptions.entry
     key, keys = _describe(trace, kernels, descriptions)
-    size = _sizes(trace, entry, key, keys)
+    size, mean = _sizes(trace, entry, key, keys)
     messages = _messages(trace, descriptions, key, keys, size)
     several = np.bincount(descriptions.batch_kernel, minlength=len(kernels)) > 0
-    size[several] = _exchanged(messages, len(kernels))[several]
+    size[several] = mean[several] = _exchanged(messages, len(kernels))[several]
     issued = np.where(calls == NONE, NONE, trace.start_ns[calls])
     return raw.RawCollectives(
         start_ns=work.start_ns[chosen],
@@ -61,6 +63,7 @@ def on_device(trace: Trace, work: DeviceWork) -> raw.RawCollectives:
         issued_ns=issued,
         key=key,
         bytes=size,
+        mean_bytes=mean,
         sequence=taken(trace.collectives.sequence, entry),
         keys=keys,
         backward=in_backward(trace, issued, calls),
@@ -125,14 +128,18 @@ class _KeyReader:
         return kind_of(recorded) if recorded and by_name == "unknown" else by_name
 
 
-def _sizes(trace: Trace, entry: Int64, key: Int64, keys: list[raw.CollectiveKey]) -> Int64:
-    """Bytes by the conventions of nccl-tests; NONE where not recorded."""
+def _sizes(trace: Trace, entry: Int64, key: Int64, keys: list[raw.CollectiveKey]) -> tuple[Int64, Int64]:
+    """(``bytes``, ``mean_bytes``) of ``Collectives``; NONE where not recorded."""
     element = np.array([DTYPE_BYTES.get(each.dtype or "", 0) for each in keys] or [0], dtype=np.int64)[key]
     larger = np.array([each.kind in _LARGER for each in keys] or [False], dtype=np.bool_)[key]
     args = trace.collectives
     elements_in, elements_out = taken(args.elements_in, entry), taken(args.elements_out, entry)
     elements = np.where(larger | (elements_in <= 0), np.maximum(elements_in, elements_out), elements_in)
-    return np.where((elements > 0) & (element > 0), elements * element, NONE)
+    both = np.array([each.kind == _ALL_TO_ALL for each in keys] or [False], dtype=np.bool_)[key]
+    both &= (elements_in > 0) & (elements_out > 0)
+    mean = np.where(both, (elements_in + elements_out) // 2, elements)
+    known = (elements > 0) & (element > 0)
+    return np.where(known, elements * element, NONE), np.where(known, mean * element, NONE)
 
 
 def _messages(

@@ -45,6 +45,7 @@ class RawCollectives:
     issued_ns: Int64
     key: Int64
     bytes: Int64
+    mean_bytes: Int64
     sequence: Int64
     keys: Sequence[CollectiveKey]
     backward: Bool
@@ -86,6 +87,7 @@ class RawCollectives:
             kind=kind[key].astype(np.int32),
             dtype=dtype[key].astype(np.int32),
             bytes=self.bytes[order],
+            mean_bytes=self.mean_bytes[order],
             sequence=self.sequence[order],
             # By the host time of issue; where that is not recorded, by the device's window around the start.
             step=np.where(issued == NONE, steps.of_device_time(start), steps.of_host_time(issued)),

@@ -5,12 +5,14 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
 
 from perfscope.analyzers.job.aligned import AlignedJob
 from perfscope.analyzers.job.collectives.matched import EXCHANGE
+from perfscope.analyzers.job.collectives.uneven_sizes import UnevenSizes
 from perfscope.analyzers.job.rank_steps import copied_beside_ns
 from perfscope.analyzers.replay.engine import ReplayResult, Schedules, replay
 from perfscope.analyzers.replay.pace import at_peers_pace, without_holds
@@ -48,6 +50,7 @@ class PacedReplays:
     ) -> None:
         self.core_ns = core_ns or {}
         """Rank -> how long it waited for a core in each used step; empty where not recorded."""
+        self._uneven_sizes = UnevenSizes(result)
         self._parts: dict[tuple[int, ...], list[Int64]] = {}
         groups = find_peers(result, recorded)
         self.result, self.recorded, self.base = result, recorded, base
@@ -103,7 +106,12 @@ class PacedReplays:
         """``saved`` with these ranks at their peers' pace; ``even``: with the same work, loaders as they are."""
         paced, with_hosts = sorted(ranks), self.beside_hosts is not None
         schedules = at_peers_pace(self.recorded, self.peers, paced, even=even, with_hosts=with_hosts)
-        return self.saved(schedules, paced, loading=not even)
+        return self.saved(self.moving_as_much(schedules, paced), paced, loading=not even)
+
+    def moving_as_much(self, schedules: Schedules, ranks: Collection[int]) -> Schedules:
+        """``schedules`` with all-to-alls as long as where ``ranks`` send and receive no more than the mean of all."""
+        moved = self._uneven_sizes.transfers_ns(schedules.instance, schedules.transfer_ns, ranks)
+        return replace(schedules, transfer_ns=moved)
 
     def saved_at_other_stages_pace(self, stages: Sequence[SlowStage]) -> Int64 | None:
         """``saved`` with these stages as quick as the others."""

@@ -125,7 +125,8 @@ class UnevenWork:
 
     def _evened(self, peers: Peers, between: ComputeBetween) -> Straggler | None:
         """What it costs beside all else that these ranks do not compute as much as one another between collectives."""
-        saved = self._paced.saved(between.evened(self._paced.recorded, peers), peers.ranks, loading=False)
+        evened = self._paced.moving_as_much(between.evened(self._paced.recorded, peers), peers.ranks)
+        saved = self._paced.saved(evened, peers.ranks, loading=False)
         if saved is None:
             return None
         worst = max(peers.ranks, key=lambda rank: (float(self._paced.excess[rank].sum()), -rank))
@@ -166,7 +167,8 @@ class UnevenWork:
         evenly: dict[int, Int64] = {}
         for peers in groups:
             evenly |= zip(peers.ranks, spread_evenly_ns(peers, slower), strict=True)
-        per_step = self._paced.saved(shortened(self._paced.recorded, self._paced.peers, evenly), together.ranks)
+        evened = shortened(self._paced.recorded, self._paced.peers, evenly)
+        per_step = self._paced.saved(self._paced.moving_as_much(evened, together.ranks), together.ranks)
         if per_step is None:
             return slow, None
         return slow, replace(together, lost_ns=float(per_step.mean()), per_step_ns=per_step)

@@ -11,13 +11,13 @@ from __future__ import annotations
 from math import ceil
 from typing import Final
 
+from perfscope.analyzers.job.collectives.latency import SLOW_START_NS, TINY
 from perfscope.analyzers.rules.communication.ddp_arguments import written
 from perfscope.analyzers.rules.communication.gradients_by_hand import FLAT, OVERLAPPED
 from perfscope.analyzers.rules.communication.reductions import GradientReductions, reductions
 from perfscope.analyzers.rules.context import RuleContext, known
 from perfscope.analyzers.whatif.bucketing import DEFAULT_CAP, FIRST_BUCKET, MIB, bucket_cap
 from perfscope.analyzers.whatif.by_hand import MANY
-from perfscope.analyzers.whatif.latency import SLOW_START_NS, TINY
 from perfscope.results.findings import Action, Confidence, Evidence, Finding
 
 SHARE: Final = 0.05

@@ -114,7 +114,7 @@ def _within_steps(job: RuleContext, row: StragglerRow) -> Finding:
         )
     return job.finding(
         RULE,
-        f"Uneven work: ranks wait {job.share(row.lost_us):.0%} of the step, {for_whom}",
+        f"Uneven work costs {job.share(row.lost_us):.0%} of the step: ranks wait {for_whom}",
         row.lost_us,
         evidence=(Evidence("straggler cost, replayed", row.lost_us, "us", row.ranks),),
         action=Action(

@@ -37,6 +37,8 @@ class Collective:
     """The training loop calls it for itself (``job.collectives.of_loop``)."""
     chained: Mapping[int, Set[int]] = field(default_factory=dict)
     """As in ``Schedules``."""
+    instance: int = NONE
+    """Its number among the matched ones of all recorded steps; NONE for what a setting adds."""
 
 
 @dataclass(eq=False, slots=True)

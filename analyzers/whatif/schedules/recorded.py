@@ -177,6 +177,7 @@ def _collectives(result: AlignedJob, schedules: Schedules) -> list[Collective]:
                 between=bool(between[number]),
                 of_loop=bool(of_loop[number]),
                 chained=schedules.chained.get(number, {}),
+                instance=number,
             )
         )
     return collectives

@@ -4,6 +4,7 @@ work, and jobs in which something else makes ranks wait for one another.
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 from collections.abc import Callable
@@ -14,7 +15,9 @@ import numpy as np
 import pytest
 
 import perfscope
+from perfscope.analyzers.job.collectives.uneven_sizes import UnevenSizes
 from perfscope.analyzers.replay.stragglers.within_steps import ComputeBetween, differs, paces
+from perfscope.analyzers.whatif.whatif import context_of
 from perfscope.results.rows import StragglerRow
 from perfscope.results.summary import Summary
 from tests.analyzers.measured import advised, measured
@@ -22,6 +25,8 @@ from tests.generator import ExtraLayers, SlowCompute, cpu_job, simulate
 from tests.planted.jobs import pipeline
 
 RANKS, STEPS, LAYERS, TRANSFER = 4, 5, 8, 60.0
+LATENCY, ELEMENTS = 20.0, 4_000_000
+"""What of a transfer are no bytes, µs; what each rank sends and receives where tokens are even."""
 
 SEND = "ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)"
 DENSE, EXPERTS = 700.0, 400.0
@@ -46,6 +51,23 @@ class Scene:
     ranks: int = RANKS
     recorded: int | None = None
     seed: int = 1
+    bytes_us: float | None = None
+    """What the bytes of an all-to-all take where tokens are even: it takes as long as the rank with most tokens needs,
+    and the sizes show who that is. None: it takes ``TRANSFER``, and sizes are all the same.
+    """
+
+    def transfer(self, layer: int) -> float:
+        """µs of an all-to-all."""
+        if self.bytes_us is None:
+            return TRANSFER
+        return LATENCY + self.bytes_us * max(self.tokens(layer, rank) for rank in range(self.ranks))
+
+    def elements(self, number: int, rank: int) -> tuple[int, int]:
+        """(elements that a rank sends in its all-to-all of that number, that it receives): to experts, or back."""
+        part, of_experts = divmod(number % (4 * LAYERS), 2)
+        layer = part if part < LAYERS else 2 * LAYERS - 1 - part
+        tokens = round(ELEMENTS * (1.0 if self.bytes_us is None else self.tokens(layer, rank)))
+        return (tokens, ELEMENTS) if of_experts else (ELEMENTS, tokens)
 
 
 Kernel = tuple[str, int, float, float]
@@ -70,7 +92,7 @@ def simulated(scene: Scene) -> tuple[float, list[list[Kernel]], list[list[float]
                         end = now[rank] + length / 2 * (1 + rng.uniform(-scene.noise, scene.noise))
                         kernels[rank].append(("ampere_bf16_s16816gemm_bf16_128x128", 7, now[rank], end))
                         now[rank] = end + 1
-                ended = max(now) + TRANSFER
+                ended = max(now) + scene.transfer(layer)
                 for rank in range(scene.ranks):
                     kernels[rank].append((SEND, 20, now[rank], ended))
                     now[rank] = ended + 2
@@ -86,14 +108,13 @@ def written(scene: Scene, folder: Path) -> float:
     everyone = list(range(scene.ranks))
     sent = {
         "Collective name": "all_to_allv",
-        "In msg nelems": 4_000_000,
-        "Out msg nelems": 4_000_000,
         "Group size": scene.ranks,
         "dtype": "BFloat16",
         "Process Group Name": "0",
         "Process Group Ranks": str(everyone),
     }
     for rank in everyone[: scene.recorded]:
+        numbers = itertools.count()
         events = [
             event("user_annotation", f"ProfilerStep#{step}", 1, begins[rank][step], begins[rank][step + 1])
             for step in range(STEPS)
@@ -101,7 +122,10 @@ def written(scene: Scene, folder: Path) -> float:
         for number, (name, stream, start, end) in enumerate(kernels[rank], 1):
             begin = max(at for at in begins[rank] if at < start) + (scene.pause if rank == 1 else 0.0)
             launched = begin + 2 + 0.1 * (number % 100)
-            more = sent if stream == 20 else {}
+            more: dict[str, object] = {}
+            if stream == 20:
+                elements = scene.elements(next(numbers), rank)
+                more = sent | dict(zip(("In msg nelems", "Out msg nelems"), elements, strict=True))
             events.append(
                 event("kernel", name, stream, start, end, stream=stream, device=0, correlation=number, **more)
             )
@@ -150,6 +174,51 @@ def test_experts_that_get_more_tokens_in_each_layer_cost_what_even_ones_save(tmp
     assert asked.mid_ns / 1e3 == pytest.approx(finding.predicted_step_us.mid, rel=0.01)
     assert "Experts that get more tokens" in finding.action.how
     assert not summary.verdict.healthy
+
+
+def unlike(layer: int, rank: int) -> float:
+    """The same, of unlike shares: what the others of four ranks get less, one of them gets more, in each layer."""
+    less = (0.1, 0.3, 0.5, 0.7)[layer % RANKS]
+    return 1 + 3 * less if (layer + layer // RANKS) % RANKS == rank else 1 - less
+
+
+def test_all_to_alls_of_even_work_are_as_long_as_the_mean_of_their_sizes_needs(tmp_path: Path) -> None:
+    scene = Scene(tokens=unlike, noise=0.02, bytes_us=150.0)
+    step_us, summary = analyzed(scene, tmp_path)
+    even_us = simulated(replace(scene, tokens=lambda _, __: 1.0))[0]
+    (row,) = summary.stragglers
+    assert row.within_steps
+    # The busiest ranks have 2.2 times the mean on average: 32 all-to-alls are a third of what is lost.
+    assert (step_us - even_us) / 3 == pytest.approx(4 * LAYERS * 150 * 1.2, rel=0.01)
+    assert row.lost_us == pytest.approx(step_us - even_us, rel=0.04)
+    asked = perfscope.whatif(tmp_path, {"ranks.work": "even"})
+    assert asked.mid_ns / 1e3 == pytest.approx(even_us, rel=0.02)
+    finding = summary.findings[0]
+    assert finding.predicted_step_us is not None
+    assert finding.predicted_step_us.mid == pytest.approx(even_us, rel=0.02)
+    assert finding.title.startswith(f"Uneven work costs {row.lost_us / step_us:.0%} of the step: ranks wait ")
+
+
+def test_a_rank_that_gets_more_tokens_than_others_makes_all_to_alls_longer(tmp_path: Path) -> None:
+    """Rank 2 gets 1.9 times the mean of each layer, the others 0.7 times. Somebody gets its tokens: where they are
+    even, and where it gets as many as its peers, the busiest rank of each of 32 all-to-alls moves the mean.
+    """
+    saved: dict[tuple[str, bool], float] = {}
+    for sized in (False, True):
+        scene = Scene(tokens=lambda _, rank: 1.9 if rank == 2 else 0.7, bytes_us=150.0 if sized else None)
+        folder = tmp_path / str(sized)
+        folder.mkdir()
+        written(scene, folder)
+        for setting in ("ranks.work=even", "rank.2=peers"):
+            asked = perfscope.whatif(folder, dict([setting.split("=")]))
+            saved[setting, sized] = (asked.measured_ns - asked.mid_ns) / 1e3
+    # One size is recorded, so that 50 us of 305 are taken for latency.
+    of_sizes = 4 * LAYERS * (305 - 50) * (1 - 1 / 1.9)
+    for setting in ("ranks.work=even", "rank.2=peers"):
+        assert saved[setting, True] - saved[setting, False] == pytest.approx(of_sizes, rel=0.05)
+    sizes = UnevenSizes(context_of(tmp_path / "True").result)
+    assert sizes.shares_left([2]) == pytest.approx(1 / 1.9)
+    assert sizes.shares_left([0, 1, 3]) == pytest.approx(1.0)  # rank 2 moves as much as before
 
 
 @pytest.mark.parametrize("noise", [0.05, 0.2, 0.4])

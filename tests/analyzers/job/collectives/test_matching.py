@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from perfscope.analyzers.job.collectives.table import collective_rows
+from perfscope.analyzers.rank.analyze import analyze_rank
 from tests.analyzers.job.collectives.matching_jobs import Rank, instances, matched
 
 WORLD = {"0": (0, 1)}
@@ -52,6 +53,20 @@ class TestSources:
             rank.kernel("all_to_allv", "0", 200, 400, launch=140)
         found, _, _ = matched(ranks)
         assert instances(found) == [("0", "all_to_all", (0, 1), True)]
+
+
+def test_an_all_to_all_is_as_large_as_what_its_busiest_rank_sends_or_receives() -> None:
+    """Rank 0 sends 100 elements and receives 140, rank 1 the other way round: 120 of each on the mean of both."""
+    sent = {0: 100, 1: 140}
+    ranks = [Rank(rank, 2, WORLD) for rank in sent]
+    for rank in ranks:
+        sizes = {"elements_in": sent[rank.number], "elements_out": sent[1 - rank.number]}
+        rank.kernel("all_to_allv", "0", 200, 400, **sizes).kernel("allreduce", "0", 500, 700)
+    found, _, _ = matched(ranks)
+    assert found.instances.bytes.tolist() == [280, 200]
+    own = analyze_rank(ranks[0].builder.build()).collectives
+    assert own.bytes.tolist() == [280, 200]
+    assert own.mean_bytes.tolist() == [240, 200]
 
 
 class TestNumbers:
