@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import field, replace
 from typing import Final
 from weakref import WeakKeyDictionary
@@ -89,6 +89,8 @@ _OUTSIDE_GRAPHS: Final = ("dataloader.", "host.")
 
 _OF_RANK: Final = "rank."
 """What settings of one rank begin with."""
+_OF_RANKS: Final = (_OF_RANK, WORK_OF_RANKS)
+"""The same of those of some ranks beside others."""
 _OF_LOADING: Final = ("dataloader.", _OF_RANK)
 """What those begin with that may end waits for batches."""
 _OF_PAUSES: Final = ("host.pauses", "host.gc")
@@ -104,7 +106,8 @@ class WhatIfAnswer(Displayed):
 
     ``error`` is the unchanged replay's, relative. Low and high allow for it, for what the models of the changes leave
     out, and for how far the mean of so few steps may be from that of all: twice its standard error. Where ranks that
-    are not in the recording were waited for, they come as late after the others as they did, for ``low`` never late.
+    are not in the recording were waited for, they come as long after the others as they did, times what a change
+    leaves of the work of all; for ``low`` never late.
     ``assumed`` lists what the recording does not hold and the prediction rests on; low and high allow for that too.
     """
 
@@ -340,13 +343,9 @@ def _replay_changed(context: Context, settings: Mapping[str, str], leaning: int)
     sent, computed, work = transfers_ns(context, schedules), {}, {}
     if not context.on_devices:
         computed, work = computed_ns(schedules), work_of_ranks(schedules)
-    applied = [
-        setting.apply(schedules, question, name, value) for setting, name, value in asked if setting.order <= _SENDING
-    ]
+    applied = _apply(schedules, question, [each for each in asked if each[0].order <= _SENDING])
     freed = freed_ns(context, sent, transfers_ns(context, schedules))
-    applied += [
-        setting.apply(schedules, question, name, value) for setting, name, value in asked if setting.order > _SENDING
-    ]
+    applied += _apply(schedules, question, [each for each in asked if each[0].order > _SENDING])
     speed.keep_copies(schedules, question, settings)
     longer_ns, shorter_ns = loader.of_turns_ns(context, schedules.loading_step_ns)
     sure = Uncertainty.worst([*applied, Uncertainty(0.0, 0.0, slower_ns=longer_ns)])
@@ -380,6 +379,22 @@ def _replay_changed(context: Context, settings: Mapping[str, str], leaning: int)
         bool(unheld),
         question.assumptions(),
     )
+
+
+def _apply(
+    schedules: EditableSchedules, context: Context, asked: Sequence[tuple[Setting, str, str]]
+) -> list[Uncertainty]:
+    """Change the schedules by these settings (with name and value), one after the other; how sure each is. Ranks that
+    are not in the recording change with the others where a setting says how long all work themselves.
+    """
+    applied, absent = [], waits_for_absent(context.result, context.recorded)
+    for setting, name, value in asked:
+        of_all = absent and setting.order < _SENDING and not name.startswith(_OF_RANKS)
+        before_ns = schedules.work_ns() if of_all else 0.0
+        applied.append(setting.apply(schedules, context, name, value))
+        if before_ns:
+            schedules.change_absent(schedules.work_ns() / before_ns, context.leaning)
+    return applied
 
 
 def _least_on_cpus_ns(

@@ -303,6 +303,24 @@ class EditableSchedules:
             rank_op.collective.floor_ns = NEVER
             rank_op.late_ns = 0.0 if never_late else rank_op.late_ns
 
+    def work_ns(self) -> float:
+        """What all recorded ranks work themselves, in all; beside hosts, what their devices do."""
+        return float(sum(op.own_ns.sum() for op in chain.from_iterable(self.ops.values())))
+
+    def change_absent(self, left: float, leaning: int) -> None:
+        """Ranks that are not in the recording change with the others, whose work takes ``left`` times as long: they
+        come later than these by ``left`` times what they did. What seems transfer with them may be waiting for one that
+        comes late each time alike; the end of the range toward which the change goes (``leaning``) takes it for that.
+        The other end has them come as they did.
+        """
+        toward = (left - 1) * leaning > 0
+        if leaning and not toward:
+            return
+        for rank_op in self.issued():
+            if not rank_op.collective.whole:
+                rank_op.late_ns *= left
+                rank_op.transfer_ns *= left if toward else 1.0
+
 
 def _lag_ns(op: ScheduleOp) -> float:
     """How much later a rank that is held goes on; less than 0 by what it waited."""
