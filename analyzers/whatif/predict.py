@@ -35,6 +35,7 @@ from perfscope.analyzers.whatif.ranges import (
     least_computed_ns,
     least_of_devices_ns,
     least_run_ns,
+    quicker_alone_ns,
     range_around,
     transfers_ns,
     unsure_shares,
@@ -231,7 +232,7 @@ def _predict(context: Context, settings: Mapping[str, str], middle: ChangedStep 
     if _may_be_waiting(context, settings):
         high = max(high, measured * _FOR_NOTHING)
     freed = min(changed.freed_ns * context.correction, mid)
-    low, mid = low - freed, mid - freed / 2
+    low, mid = low - freed - changed.alone_ns * context.correction, mid - freed / 2
     unsure = fall if context.on_devices else error  # on CPUs it allows for how unlike the recorded steps are
     busy_ns = max(changed.busy_ns * context.correction * (1 - unsure), needed * (1 - fall))
     low = max(low, min(busy_ns, mid), 0.0)
@@ -340,11 +341,11 @@ def _replay_changed(context: Context, settings: Mapping[str, str], leaning: int)
     even = WORK_OF_RANKS in settings
     question = context.for_question(schedules, tuple(schedules.ops) if even else paced, leaning, even=even)
     paced_by_workers = frozenset(schedules.loading_step_ns)
-    sent, computed, work = transfers_ns(context, schedules), {}, {}
+    sent, computed, work = transfers_ns(schedules), {}, {}
     if not context.on_devices:
         computed, work = computed_ns(schedules), work_of_ranks(schedules)
     applied = _apply(schedules, question, [each for each in asked if each[0].order <= _SENDING])
-    freed = freed_ns(context, sent, transfers_ns(context, schedules))
+    freed = freed_ns(context, sent, transfers_ns(schedules))
     applied += _apply(schedules, question, [each for each in asked if each[0].order > _SENDING])
     speed.keep_copies(schedules, question, settings)
     longer_ns, shorter_ns = loader.of_turns_ns(context, schedules.loading_step_ns)
@@ -368,6 +369,7 @@ def _replay_changed(context: Context, settings: Mapping[str, str], leaning: int)
         predicted,
         least,
         freed,
+        0.0 if leaning else quicker_alone_ns(context, sent, transfers_ns(schedules)),
         steps_ns,
         shorter_ns,
         loader.longest_pace_ns(schedules, context),
