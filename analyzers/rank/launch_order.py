@@ -14,7 +14,7 @@ from perfscope.analyzers.rank.extra.extra_work import cost_of_issuing
 from perfscope.analyzers.rank.host_activity import COLLECTING, LIMIT, HostActivity
 from perfscope.analyzers.rank.host_lane import LATER, OF_DEVICE, OF_HOST, HostLane, HostTime, HostWaits
 from perfscope.analyzers.rank.intervals import Intervals
-from perfscope.analyzers.rank.launches import DeviceWork
+from perfscope.analyzers.rank.launches import DeviceWork, launch_ns
 from perfscope.analyzers.rank.steps import Steps
 from perfscope.analyzers.rank.time_breakdown import COMMUNICATION_OPERATOR
 from perfscope.analyzers.rank.timeline import Timeline
@@ -76,9 +76,7 @@ class _Builder:
         limits = trace.rows(Category.ANNOTATION, named=_LIMIT.match, threads=host.threads)
         self._limits = Intervals.of_rows(trace, limits)
         self._of_event = is_event[by_end]
-        calls = work.launch[mine][work.launch[mine] != NONE]
-        calls = calls[~queue.covers(trace.start_ns[calls])]
-        self._call_ns = int(np.median(trace.duration_ns[calls])) if len(calls) else 0
+        self._call_ns = launch_ns(trace, work.part(~is_communication & ~copies.is_copy), queue)
         # What is left is the launch.
         self._queue = Intervals.of(queue.start_ns, np.maximum(queue.end_ns - self._call_ns, queue.start_ns))
         launched = work.launch != NONE

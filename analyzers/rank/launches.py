@@ -54,6 +54,9 @@ _WAITS_TIMES: Final = 5
 _WAITS_NS: Final = 30_000
 """A launch takes 3 to 20 µs. One that takes this long, and so many times as long as others, waits."""
 
+_THOUSAND_NS: Final = 1_000_000
+"""A thousand kernels take at least this long."""
+
 
 @dataclass(frozen=True, eq=False)
 class DeviceWork:
@@ -160,13 +163,52 @@ def full_queue(trace: Trace, work: DeviceWork) -> Intervals:
     """The time in launches that wait for a place in the device's queue, which takes about a thousand: they last many
     times as long as a launch does, which copies and graphs, whose calls do more, are not.
     """
-    calls = distinct(work.launch[(work.launch != NONE) & (trace.category[work.row] == Category.KERNEL)])
-    calls = calls[(trace.category[calls] == Category.RUNTIME) & ~np.isin(calls, graph_launches(trace))]
+    calls = _launches_of_kernels(trace, work)
     if len(calls) == 0:
         return Intervals.of(calls, calls)
-    usual = float(np.quantile(trace.duration_ns[calls], 0.1))  # where the queue is full, most of them wait
-    waits = calls[trace.duration_ns[calls] > max(_WAITS_TIMES * usual, _WAITS_NS)]
+    waits = calls[trace.duration_ns[calls] > max(_WAITS_TIMES * _usual_launch_ns(trace, work, calls), _WAITS_NS)]
     return Intervals.of(trace.start_ns[waits], trace.ends_ns(waits))
+
+
+def launch_ns(trace: Trace, work: DeviceWork, queue: Intervals) -> int:
+    """What a launch takes (median) that is not in the time of the full ``queue``. Where any may wait for a place in it,
+    the shortest have waited, too.
+    """
+    calls = _launches_of_kernels(trace, work)
+    if len(queue) and len(calls) and _is_always_full(trace, work, calls):
+        return int(_usual_launch_ns(trace, work, calls))
+    free = work.launch[work.launch != NONE]
+    free = free[~queue.covers(trace.start_ns[free])]
+    return int(np.median(trace.duration_ns[free])) if len(free) else 0
+
+
+def _launches_of_kernels(trace: Trace, work: DeviceWork) -> Int64:
+    """Rows of the calls of the runtime that launch one kernel each."""
+    calls = distinct(work.launch[(work.launch != NONE) & (trace.category[work.row] == Category.KERNEL)])
+    each: Int64 = calls[(trace.category[calls] == Category.RUNTIME) & ~np.isin(calls, graph_launches(trace))]
+    return each
+
+
+def _usual_launch_ns(trace: Trace, work: DeviceWork, calls: Int64) -> float:
+    """What a launch among ``calls`` takes where it waits for no place in the queue: a tenth of them take less."""
+    if _is_always_full(trace, work, calls):
+        return min(float(np.quantile(trace.duration_ns[calls], 0.1)), _WAITS_NS / _WAITS_TIMES)
+    return float(np.quantile(trace.duration_ns[_started_soon(trace, work, calls)], 0.1))
+
+
+def _is_always_full(trace: Trace, work: DeviceWork, calls: Int64) -> bool:
+    """A host that nothing stops fills its device's queue: then any of its launches may wait."""
+    return len(_started_soon(trace, work, calls)) < _MANY
+
+
+def _started_soon(trace: Trace, work: DeviceWork, calls: Int64) -> Int64:
+    """Those of the ``calls`` whose work started so soon that no thousand kernels were in front of it."""
+    launched = work.part(np.isin(work.launch, calls))
+    streams, count = np.unique(trace.stream[launched.row], return_counts=True)
+    # On another stream work starts at once, however full the queue.
+    behind = trace.stream[launched.row] == streams[count.argmax()]
+    soon: Int64 = launched.launch[behind & (launched.start_ns - launched.launch_start_ns(trace) < _THOUSAND_NS)]
+    return soon
 
 
 def done_ns(called_ns: Int64, end_ns: Int64, time_ns: Int64) -> Int64:

@@ -46,6 +46,9 @@ _MOST: Final = 0.5
 _MANY: Final = 0.25
 """A stage computes during most of a send, in many of them, where it does not wait for them."""
 
+_TOO_LONG: Final = 1.1
+"""Nothing is predicted where what was recorded, written anew, takes so many times as long."""
+
 _LEAST_NS: Final = 2_000.0
 """What a kernel, or on CPUs an operator, takes that does next to nothing."""
 
@@ -63,10 +66,21 @@ def _microbatches(schedules: EditableSchedules, context: Context, name: str, val
     for rank in () if schedules.hosts else schedules.ops:
         # Where launches are not known, all that a host does may be for passes and messages.
         schedules.at_least(rank, context.host_busy_ns(rank) * count / layout.microbatches)
+    starting_ns = max(_starting_ns(context, stage, count / layout.microbatches) for stage in stages.values())
+    starting_ns *= 1 + (layout.stages - 1) / count  # the first and last stage wait for the passes of the others
     if count < layout.microbatches:
-        return Uncertainty(less=0.10, more=0.10)
+        return Uncertainty(less=0.10, more=0.10, slower_ns=starting_ns)
     # Smaller products fill a device less well; on CPUs stages that no longer wait may compete for the same cores.
-    return Uncertainty(less=0.30 if context.on_devices else 1.0, more=0.10)
+    return Uncertainty(less=0.30 if context.on_devices else 1.0, more=0.10, faster_ns=starting_ns)
+
+
+def _starting_ns(context: Context, stage: StageSchedule, times: float) -> float:
+    """What ``times`` as many kernels per step take a stage more to start, or less: it is taken to be as long for each,
+    and may be nothing.
+    """
+    passes = sum(piece.work_ns for step in stage.steps for pieces in step.pieces.values() for piece in pieces)
+    share = _of_starting(context.result.partials[stage.rank], context.result.steps)
+    return share * abs(times - 1) * passes / max(len(stage.steps), 1)
 
 
 def _written(
@@ -85,7 +99,13 @@ def _left_out(
     key = bool(schedules.hosts), recorded_ns  # what other settings have changed shows in the step
     if key not in known:
         written = replace(schedules, ops=_written(context, layout, stages, layout.microbatches), settling=1)
-        known[key] = _as_long(recorded_ns, _step_ns(written, context))
+        written_ns = _step_ns(written, context)
+        if written_ns > _TOO_LONG * recorded_ns > 0:
+            raise CannotReplay(
+                f"pipeline.microbatches: the {layout.microbatches} recorded micro-batches, put in an even order, would "
+                f"take {written_ns / recorded_ns:.2f} times as long as they did: what the stages wait for is not known"
+            )
+        known[key] = _as_long(recorded_ns, written_ns)
     return known[key]
 
 

@@ -344,36 +344,54 @@ def _steps(layout: Layout, insides: Mapping[int, list[ScheduleOp]], works: list[
     if found is not None:
         raise CannotReplay(f"{what} has {found} passes between messages, but its schedule needs {len(works)}")
     return [
-        _step(pieces, those, ops[0].host, number, works)
+        _step(pieces, those, ops[0], number, works)
         for (number, ops), pieces, those in zip(insides.items(), every, places, strict=True)
     ]
 
 
-def _step(pieces: list[Piece], places: list[int], host: HostPart | None, number: int, works: list[str]) -> StageStep:
-    """Divide what is between the messages of one step into passes, at ``places``, and the exchanges' own time."""
+def _step(pieces: list[Piece], places: list[int], first: ScheduleOp, number: int, works: list[str]) -> StageStep:
+    """Divide what is between the messages of one step, from the ``first`` on, into passes, at ``places``, and the
+    exchanges' own time.
+    """
     by_kind = grouped(zip(works, (pieces[place] for place in places), strict=True))
     exchanges: list[list[Piece]] = [[]]
+    opening = [first]
     for at, piece in enumerate(pieces):
         if at in places:
             exchanges.append([])
+            opening.append(piece.tail)
         else:
             exchanges[-1].append(piece)
-    return StageStep(number, by_kind, _exchanges(exchanges, host))
+    return StageStep(number, by_kind, _exchanges(exchanges, opening))
 
 
-def _exchanges(every: list[list[Piece]], host: HostPart | None) -> Exchanges:
+def _exchanges(every: list[list[Piece]], opening: list[ScheduleOp]) -> Exchanges:
+    """``every`` exchange of a step; ``opening`` has the op that begins each."""
     rows = [np.sum([np.zeros(OWN_ROWS + HOST_ROWS), *(piece.rows_ns for piece in one)], axis=0) for one in every]
     each = np.median(rows, axis=0)
     once = np.maximum(np.sum(rows, axis=0) - len(rows) * each, 0.0)
     waits = grouped(
-        (op.kind, op.host.lag_ns)
-        for one in every
-        for piece in one
-        for op in (*piece.ops, piece.tail)
-        if op.kind in (OpKind.SYNC, OpKind.JOIN) and op.host is not None
+        wait for one, first in zip(every, opening, strict=True) for wait in _host_waits(_ops_of(one), first)
     )
+    host = opening[0].host
     usual = {OpKind(kind): median(lags) for kind, lags in waits.items() if 2 * len(lags) >= len(every)}
     return Exchanges(time_alone(each, host), time_alone(once, host), usual)
+
+
+def _ops_of(pieces: list[Piece]) -> list[ScheduleOp]:
+    return [op for piece in pieces for op in (*piece.ops, piece.tail)]
+
+
+def _host_waits(ops: list[ScheduleOp], first: ScheduleOp) -> list[tuple[OpKind, float]]:
+    """What the host waits for in an exchange that ``first`` begins (SYNC, JOIN), and its lag. A wait for a message of
+    an earlier exchange is none of this one's: a host far ahead of its device waits for a place in the launch queue.
+    """
+    issued = {op.issued for op in (first, *ops)}
+    return [
+        (op.kind, op.host.lag_ns)
+        for op in ops
+        if op.host is not None and (op.kind is OpKind.SYNC or (op.kind is OpKind.JOIN and op.rank_op in issued))
+    ]
 
 
 def _of_every_pass(steps: list[StageStep]) -> frozenset[int]:

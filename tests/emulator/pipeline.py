@@ -1,4 +1,4 @@
-"""1F1B, as ``torch.distributed.pipelining`` and Megatron-LM schedule it: batched sends and receives between stages."""
+"""1F1B and GPipe, as ``torch.distributed.pipelining`` and Megatron-LM schedule them: batched sends and receives."""
 
 from __future__ import annotations
 
@@ -13,8 +13,33 @@ from tests.emulator.reducers import Reducer
 from tests.emulator.spec import US
 
 
-def one_forward_one_backward(rank: Rank, reducer: Reducer | None) -> Waits:
-    """A step of one stage: some forwards, then one of each in turn, then the remaining backwards."""
+def step(rank: Rank, reducer: Reducer | None) -> Waits:
+    """A step of one stage."""
+    if rank.job.gpipe:
+        yield from _all_forwards_first(rank, reducer)
+    else:
+        yield from _one_forward_one_backward(rank, reducer)
+    if reducer is not None:
+        rank.depend(reducer.finish())
+
+
+def _all_forwards_first(rank: Rank, reducer: Reducer | None) -> Waits:
+    """All forwards, then all backwards; what was sent is waited for at once, or behind the last pass of its kind."""
+    at_once, sent = rank.job.sends_awaited, []
+    for micro in range(rank.job.microbatches):
+        yield from _forward(rank, micro, receive=True)
+        sent += yield from _exchange(rank, [("send", "next", "f", micro)], awaited=at_once)
+    rank.depend(sent)
+    sent = []
+    for micro in range(rank.job.microbatches):
+        yield from _exchange(rank, [("recv", "next", "b", micro)])
+        yield from _backward(rank, micro, reducer)
+        sent += yield from _exchange(rank, [("send", "previous", "b", micro)], awaited=at_once)
+    rank.depend(sent)
+
+
+def _one_forward_one_backward(rank: Rank, reducer: Reducer | None) -> Waits:
+    """Some forwards, then one of each in turn, then the remaining backwards."""
     job = rank.job
     stage, count = job.stage_of(rank.number), job.microbatches
     ahead = min(job.stages - 1 - stage, count)
@@ -38,8 +63,6 @@ def one_forward_one_backward(rank: Rank, reducer: Reducer | None) -> Waits:
         yield from _backward(rank, backwards, reducer)
         yield from _exchange(rank, [("send", "previous", "b", backwards)])
         backwards += 1
-    if reducer is not None:
-        rank.depend(reducer.finish())
 
 
 def _units(rank: Rank) -> range:
@@ -71,8 +94,12 @@ def _backward(rank: Rank, micro: int, reducer: Reducer | None) -> Waits:
     rank.thread = "main"
 
 
-def _exchange(rank: Rank, wanted: list[tuple[str, str, str, int]]) -> Waits:
-    """``batch_isend_irecv``: one kernel, after which the compute stream goes on."""
+def _exchange(
+    rank: Rank, wanted: list[tuple[str, str, str, int]], *, awaited: bool = True
+) -> Generator[Any, None, list[Work]]:
+    """``batch_isend_irecv``: one kernel, after which the compute stream goes on where it is ``awaited``. Returns it;
+    nothing where the stage has no such neighbour.
+    """
     job, world = rank.job, rank.communicators["world"]
     each = job.tensor * job.replicas
     stage = job.stage_of(rank.number)
@@ -82,9 +109,11 @@ def _exchange(rank: Rank, wanted: list[tuple[str, str, str, int]]) -> Waits:
         if 0 <= stage + (1 if to == "next" else -1) < job.stages
     ]
     if not real:
-        return
+        return []
     work = yield from _batch(rank, world, real)
-    rank.depend([work])
+    if awaited:
+        rank.depend([work])
+    return [work]
 
 
 def _batch(rank: Rank, world: Communicator, messages: list[tuple[str, int, str, int]]) -> Generator[Any, None, Work]:

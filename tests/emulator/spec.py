@@ -148,6 +148,12 @@ class Job:
     tensor: int = 1
     stages: int = 1
     microbatches: int = 1
+    gpipe: bool = False
+    """The stages do all forwards, then all backwards; else one of each in turn (1F1B)."""
+    sends_awaited: bool = True
+    """Stages compute only when what they sent has arrived; else GPipe's wait for that behind all forwards, and behind
+    all backwards.
+    """
     no_sync: bool = True
     averages: bool = False
     """What a loop reduces by hand are parameters, after the optimizer's step (local SGD)."""

@@ -9,7 +9,7 @@ from tests.emulator.chance import normal
 from tests.emulator.loader import Batches, Queue
 from tests.emulator.machine import Waits
 from tests.emulator.nccl import Issue, collective
-from tests.emulator.pipeline import one_forward_one_backward
+from tests.emulator.pipeline import step as pipeline_step
 from tests.emulator.rank import Rank
 from tests.emulator.reducers import ByHand, Reducer, Units
 from tests.emulator.spec import Cause
@@ -52,7 +52,7 @@ class Script:
         rank, job = self.rank, self.rank.job
         if job.stages > 1:
             yield from batches.draw()
-            yield from one_forward_one_backward(rank, self.reducer)
+            yield from pipeline_step(rank, self.reducer)
         else:
             for micro in range(job.microbatches):
                 rank.micro = micro
