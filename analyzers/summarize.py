@@ -18,6 +18,7 @@ from perfscope.analyzers.job.aligned import AlignedJob, breakdown_us_per_step, t
 from perfscope.analyzers.job.asleep import slept_between_ns
 from perfscope.analyzers.job.blocks import us
 from perfscope.analyzers.job.collectives.cost_model import cost_rows
+from perfscope.analyzers.job.collectives.of_backward import reduced_in_backward_per_step
 from perfscope.analyzers.job.collectives.of_layers import rows_of_layers
 from perfscope.analyzers.job.collectives.of_loop import averaged_per_step, calls_per_step
 from perfscope.analyzers.job.collectives.table import collective_rows
@@ -162,6 +163,7 @@ def summarize(
             loop_collectives=calls_per_step(result.partials, result.matched, len(result.steps)),
             slow_transfers=slow_transfer_steps(result),
             averaged=averaged_per_step(result.partials, result.matched, len(result.steps)),
+            reduced_in_backward=reduced_in_backward_per_step(result.partials, result.matched, len(result.steps)),
             of_layers=rows_of_layers(result.partials, result.matched),
             balanced_step_us=balanced_step_us(replay, pipeline),
             predict=predict,

@@ -91,6 +91,8 @@ class RuleContext:
     """Number of each used step whose transfers are slow -> how many times as long they take as in most steps."""
     averaged: float = 0.0
     """Larger all-reduces per step there: of parameters, which the loop averages, and not of gradients."""
+    reduced_in_backward: float = 0.0
+    """All-reduces of gradients per step that autograd issues while the backward goes on."""
     of_layers: frozenset[tuple[str, str, str | None, int | None]] = frozenset()
     """Group, kind, type and size of the summary's collectives that layers compute with."""
     balanced_step_us: Prediction | None = None

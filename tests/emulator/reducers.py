@@ -122,14 +122,20 @@ class ByHand:
             yield from self._reduce_at_once()
             return
         for unit in range(rank.job.model.blocks):
-            for number, size in enumerate(layers.parameters(rank.job)):
-                rank.spend(rank.job.cpu.python_ns)
-                issue = Issue("allreduce", size, rank.job.gradient_bytes)
-                work = yield from collective(rank, rank.communicators["data"], issue, f"hand{unit}.{number}")
-                with rank.operator("aten::div_"):
-                    rank.spend(rank.job.cpu.operator_ns)
-                    name = "void at::native::vectorized_elementwise_kernel<4, at::native::DivFunctor>(int)"
-                    yield from rank.kernel(name, _copy_ns(size, 4), f"div{unit}.{number}", [work])
+            for number in range(len(layers.parameters(rank.job))):
+                yield from self.reduce_one((unit, number))
+
+    def reduce_one(self, parameter: tuple[int, int]) -> Waits:
+        """One gradient, also in a hook of the backward; the compute stream waits for it."""
+        rank, (unit, number) = self._rank, parameter
+        size = layers.parameters(rank.job)[number]
+        rank.spend(rank.job.cpu.python_ns)
+        issue = Issue("allreduce", size, rank.job.gradient_bytes)
+        work = yield from collective(rank, rank.communicators["data"], issue, f"hand{unit}.{number}")
+        with rank.operator("aten::div_"):
+            rank.spend(rank.job.cpu.operator_ns)
+            name = "void at::native::vectorized_elementwise_kernel<4, at::native::DivFunctor>(int)"
+            yield from rank.kernel(name, _copy_ns(size, 4), f"div{unit}.{number}", [work])
 
     def _reduce_at_once(self) -> Waits:
         """``flat = _flatten_dense_tensors(grads)``, one all-reduce, ``flat /= n``, and back."""

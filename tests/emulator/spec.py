@@ -157,6 +157,8 @@ class Job:
     no_sync: bool = True
     averages: bool = False
     """What a loop reduces by hand are parameters, after the optimizer's step (local SGD)."""
+    in_hooks: bool = False
+    """Hooks reduce each gradient by hand in the last backward, which waits for it; else a loop does after it."""
     bucket_mb: float = 25.0
     one_bucket_limit: bool = False
     """The first bucket has the limit of the others, as where a script sets it since torch 2.5; else 1 MiB."""

@@ -60,7 +60,7 @@ class Script:
                 yield from self._forward(micro)
                 with rank.range("backward"):
                     yield from self._backward()
-        if self.by_hand is not None and not job.averages:
+        if self.by_hand is not None and not job.averages and not job.in_hooks:
             yield from self.by_hand.reduce()
         yield from self._optimizer()
         if self.by_hand is not None and job.averages:
@@ -134,6 +134,8 @@ class Script:
                     yield step
                 elif self.reducer is not None:
                     yield from self.reducer.ready((unit, step))
+                elif self.by_hand is not None and job.in_hooks:
+                    yield from self.by_hand.reduce_one((unit, step))
             yield from all_reduce_activations(rank, f"backward{unit}")
         if self.reducer is not None:
             rank.depend(self.reducer.finish())

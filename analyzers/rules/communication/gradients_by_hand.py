@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import Final
 
 from perfscope.analyzers.rules.communication.reductions import GradientReductions, reductions
+from perfscope.analyzers.rules.communication.traffic import sharded_by_unknown
 from perfscope.analyzers.rules.context import RuleContext, known
 from perfscope.analyzers.whatif.by_hand import MANY
 from perfscope.frozen import dataclass
@@ -57,12 +58,14 @@ class _Way:
 
 
 def evaluate(job: RuleContext) -> Finding | None:
-    """The finding, or None: something else reduces the gradients, in few all-reduces, or little would be saved."""
+    """The finding, or None: something else reduces the gradients, in few all-reduces or in the backward, or little
+    would be saved.
+    """
     reduced = reductions(job)
-    if reduced is None or _WRAPPED & set(job.info.strategies) or job.hidden_share > OVERLAPPED:
+    if reduced is None or _reduced_by_others(job) or job.hidden_share > OVERLAPPED:
         return None
     # Of the same group the loop may reduce a loss or metrics.
-    count = reduced.count - job.loop_collectives.get("all_reduce", 0.0)
+    count = reduced.count - job.loop_collectives.get("all_reduce", 0.0) - job.reduced_in_backward
     if count < MANY:
         return None
     exposed_us = job.exposed_of_us(count * reduced.transfer_us)
@@ -96,6 +99,11 @@ def evaluate(job: RuleContext) -> Finding | None:
         predicted=best.predicted,
         whatif={"gradients.reduce": best.name} if best.predicted is not None else None,
     )
+
+
+def _reduced_by_others(job: RuleContext) -> bool:
+    """Does a wrapper reduce the gradients, or one that shards what DistributedDataParallel would not?"""
+    return bool(_WRAPPED & set(job.info.strategies)) or sharded_by_unknown(job)
 
 
 def _replayed(job: RuleContext) -> list[_Way]:

@@ -13,7 +13,7 @@ from typing import Final
 from perfscope.analyzers.rules.communication.ddp_arguments import written
 from perfscope.analyzers.rules.communication.gradients_by_hand import LET_DDP, OVERLAPPED
 from perfscope.analyzers.rules.communication.reductions import GradientReductions, reductions
-from perfscope.analyzers.rules.communication.sharded_overlap import sharded_by_unknown
+from perfscope.analyzers.rules.communication.traffic import sharded_by_unknown
 from perfscope.analyzers.rules.context import RuleContext, known
 from perfscope.analyzers.whatif.bucketing import DEFAULT_CAP
 from perfscope.analyzers.whatif.by_hand import MANY

@@ -13,7 +13,7 @@ from dataclasses import field
 from typing import Final
 
 from perfscope.analyzers.rules.communication.gradients_by_hand import OVERLAPPED
-from perfscope.analyzers.rules.communication.traffic import CollectiveTraffic, traffic
+from perfscope.analyzers.rules.communication.traffic import CollectiveTraffic, sharded_by_unknown, traffic
 from perfscope.analyzers.rules.context import RuleContext
 from perfscope.analyzers.rules.typed import in_deepspeed
 from perfscope.analyzers.whatif.ddp import BACKWARD_SHARE
@@ -26,12 +26,6 @@ SHARE: Final = 0.05
 """Share of the step that must be saved."""
 EXPOSED: Final = 0.2
 """Least share of the step that is exposed transfer where the gain is a bound only."""
-_GATHERED: Final = 0.5
-"""Of the bytes that are reduced, from which those gathered are parameters: types of both may differ."""
-
-_WRAPPED: Final = frozenset(("ddp", "fsdp"))
-"""Strategies that ranges in a trace show, which have rules of their own."""
-
 _DEEPSPEED: Final = "DeepSpeed"
 _MEGATRON: Final = "Megatron-LM"
 _OF_MEGATRON: Final = "_PARALLEL_GROUP"
@@ -100,21 +94,6 @@ def evaluate(job: RuleContext) -> Finding | None:
         predicted=late.prediction,
         whatif=late.whatif,
     )  # fmt: skip
-
-
-def sharded_by_unknown(job: RuleContext) -> bool:
-    """Do traces without metadata show that parameters or optimizer states are sharded, and not by what? Gradients are
-    scattered; or summed, and about as many bytes of parameters gathered.
-    """
-    strategies = set(job.info.strategies)
-    if job.runs or _WRAPPED & strategies or job.steps == 0:
-        return False
-    if "shard" in strategies:
-        return True
-    reduced, gathered = traffic(job, "all_reduce"), traffic(job, "all_gather")
-    if "data" not in strategies or reduced is None or gathered is None or reduced.group != gathered.group:
-        return False
-    return gathered.bytes >= _GATHERED * reduced.bytes
 
 
 def _gathered_late(job: RuleContext) -> _Late | None:

@@ -56,6 +56,13 @@ _OF_MODELS: Final = frozenset(("tensor", "pipeline", "context", "expert"))
 """Roles of groups that divide a model or its input: gradients and parameters travel in others."""
 
 
+_GATHERED: Final = 0.5
+"""Of the bytes that are reduced, from which those gathered are parameters: types of both may differ."""
+
+_WRAPPED: Final = frozenset(("ddp", "fsdp"))
+"""Strategies that ranges in a trace show, which have rules of their own."""
+
+
 def traffic(job: RuleContext, *kinds: str) -> CollectiveTraffic | None:
     """The collectives of these kinds in the busiest group in which gradients and parameters travel, of the kind that
     moves most; None where there are none with their size, or steps are not marked.
@@ -118,3 +125,18 @@ def _beyond_slow_link_us(rows: list[CollectiveRow]) -> float | None:
 
 def _moved(row: CollectiveRow) -> int:
     return (row.bytes or 0) * row.count
+
+
+def sharded_by_unknown(job: RuleContext) -> bool:
+    """Do traces without metadata show that parameters or optimizer states are sharded, and not by what? Gradients are
+    scattered; or summed, and about as many bytes of parameters gathered.
+    """
+    strategies = set(job.info.strategies)
+    if job.runs or _WRAPPED & strategies or job.steps == 0:
+        return False
+    if "shard" in strategies:
+        return True
+    reduced, gathered = traffic(job, "all_reduce"), traffic(job, "all_gather")
+    if "data" not in strategies or reduced is None or gathered is None or reduced.group != gathered.group:
+        return False
+    return gathered.bytes >= _GATHERED * reduced.bytes

@@ -14,8 +14,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
-from perfscope.analyzers.rules.communication.sharded_overlap import sharded_by_unknown
-from perfscope.analyzers.rules.communication.traffic import CollectiveTraffic, traffic
+from perfscope.analyzers.rules.communication.traffic import CollectiveTraffic, sharded_by_unknown, traffic
 from perfscope.analyzers.rules.context import RuleContext
 from perfscope.analyzers.rules.memory.memory_limit import model_states
 from perfscope.analyzers.rules.typed import fsdp1, fsdp2, in_accelerate, in_deepspeed

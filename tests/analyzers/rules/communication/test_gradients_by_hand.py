@@ -83,6 +83,37 @@ def _takes(**step_us: float) -> Predict:
     return predict
 
 
+def test_what_the_backward_waits_for_follows_no_backward(analyzed: Analyzed) -> None:
+    """Hooks of the backward reduce each gradient: there is no loop to take out, and nothing to reduce at once."""
+    job = replace(SLOW, in_hooks=True)
+    summary = analyzed(job)
+    reduced = sum(row.count for row in summary.collectives if row.kind == "all_reduce") / len(summary.job.steps)
+    assert reduced == job.model.blocks * len(parameters(job))  # as many as a loop reduces
+    assert found(summary) is None
+
+
+def test_only_those_after_the_backward_count(tmp_path: Path) -> None:
+    """Of 24 all-reduces per step 16, and then 20, are in the backward: a loop has 8, and then too few."""
+    emulate(LOOP).write(tmp_path)
+    case = changed(read(tmp_path).context, predict=_takes(ddp=1.0, flat=2.0))
+    assert LOOP.model.blocks * len(parameters(LOOP)) == 24
+    some = gradients_by_hand.evaluate(changed(case, reduced_in_backward=16.0))
+    assert some is not None
+    assert some.title.startswith("8 all-reduces of single gradients follow the backward")
+    assert gradients_by_hand.evaluate(changed(case, reduced_in_backward=20.0)) is None
+
+
+def test_a_wrapper_that_shards_is_not_replaced(tmp_path: Path) -> None:
+    """As many bytes of parameters are gathered in the same group: the optimizer's states are sharded."""
+    emulate(LOOP).write(tmp_path)
+    case = changed(read(tmp_path).context, predict=_takes(ddp=1.0, flat=2.0))
+    assert gradients_by_hand.evaluate(case) is not None
+    reduced = [row for row in case.summary.collectives if row.kind == "all_reduce"]
+    gathered = [replace(row, kind="all_gather") for row in reduced]
+    case = replace(case, summary=replace(case.summary, collectives=(*case.summary.collectives, *gathered)))
+    assert gradients_by_hand.evaluate(case) is None
+
+
 def test_parameters_that_are_averaged_are_no_gradients(analyzed: Analyzed) -> None:
     """Local SGD: DistributedDataParallel would train another way, and reduce more often."""
     summary = analyzed(replace(LOOP, averages=True))
