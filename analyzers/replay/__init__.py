@@ -10,6 +10,7 @@ and schedules changed for a question. The work passes through:
 4. ``job_replay``: ranks aligned, schedules made and replayed unchanged: what the summary and what-ifs start from
 5. ``peers``: which ranks do the same work, and where each is in it
 6. ``pace``: schedules with some ranks at their peers' pace; ``step_time``: what a step takes in a changed replay;
-   ``variation``: how far few steps are from many
+   ``variation``: how far few steps are from many; ``latency``: that of collectives which moved one size only;
+   ``uneven_sizes``: what all-to-alls take where no rank moves more than others
 7. ``stragglers``: which ranks the others wait for, found by such replays
 """

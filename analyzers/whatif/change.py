@@ -16,11 +16,11 @@ from typing import Final
 from perfscope.analyzers.job.aligned import AlignedJob
 from perfscope.analyzers.job.asleep import asleep_shares, waits_for_network
 from perfscope.analyzers.job.collectives.cost_model import CostModel
-from perfscope.analyzers.job.collectives.latency import Latencies, Latency
 from perfscope.analyzers.job.unprofiled import LongStepShare
 from perfscope.analyzers.rank.intervals import Intervals
 from perfscope.analyzers.replay.engine import OpKind, ReplayResult
 from perfscope.analyzers.replay.engine import replay as replay_schedules
+from perfscope.analyzers.replay.latency import Latencies, Latency
 from perfscope.analyzers.replay.pace import Pace, pace_of
 from perfscope.analyzers.replay.peers import Peers, find_peers
 from perfscope.analyzers.replay.schedules import RecordedSchedules

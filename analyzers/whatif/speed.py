@@ -13,7 +13,6 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from perfscope.analyzers.job.aligned import AlignedJob
-from perfscope.analyzers.job.collectives.uneven_sizes import UnevenSizes
 from perfscope.analyzers.job.rank_steps import collecting, copied_beside_ns, pausing
 from perfscope.analyzers.job.slow_transfers import slow_transfer_steps
 from perfscope.analyzers.job.utilisation import blind_ranks
@@ -23,6 +22,7 @@ from perfscope.analyzers.replay.engine import OpKind
 from perfscope.analyzers.replay.pace import Pace, late_by
 from perfscope.analyzers.replay.stragglers.own_time import HostBound
 from perfscope.analyzers.replay.stragglers.slow_stages import SlowStage, at_other_stages_pace, slow_stages
+from perfscope.analyzers.replay.uneven_sizes import UnevenSizes
 from perfscope.analyzers.whatif.change import (
     BadSetting,
     CannotReplay,

@@ -12,7 +12,6 @@ import numpy as np
 
 from perfscope.analyzers.job.aligned import AlignedJob
 from perfscope.analyzers.job.collectives.matched import EXCHANGE
-from perfscope.analyzers.job.collectives.uneven_sizes import UnevenSizes
 from perfscope.analyzers.job.rank_steps import copied_beside_ns
 from perfscope.analyzers.replay.engine import ReplayResult, Schedules, replay
 from perfscope.analyzers.replay.pace import at_peers_pace, without_holds
@@ -31,6 +30,7 @@ from perfscope.analyzers.replay.stragglers.own_time import (
 )
 from perfscope.analyzers.replay.stragglers.slow_stages import SlowStage, at_other_stages_pace
 from perfscope.analyzers.replay.stragglers.straggler import OWN
+from perfscope.analyzers.replay.uneven_sizes import UnevenSizes
 from perfscope.trace.trace import Float64, Int64
 
 _UNPAIRED: Final = 0.25

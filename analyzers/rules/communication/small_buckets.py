@@ -11,7 +11,7 @@ from __future__ import annotations
 from math import ceil
 from typing import Final
 
-from perfscope.analyzers.job.collectives.latency import SLOW_START_NS, TINY
+from perfscope.analyzers.replay.latency import SLOW_START_NS, TINY
 from perfscope.analyzers.rules.communication.ddp_arguments import written
 from perfscope.analyzers.rules.communication.gradients_by_hand import FLAT, OVERLAPPED
 from perfscope.analyzers.rules.communication.reductions import GradientReductions, reductions

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from typing import Final
 
-from perfscope.analyzers.job.collectives.latency import beyond_slow_link_ns
 from perfscope.analyzers.rank.collectives.collectives import SMALLEST
+from perfscope.analyzers.replay.latency import beyond_slow_link_ns
 from perfscope.analyzers.rules.context import RuleContext
 from perfscope.frozen import dataclass
 from perfscope.results.rows import CollectiveRow

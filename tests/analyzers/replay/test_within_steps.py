@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 import perfscope
-from perfscope.analyzers.job.collectives.uneven_sizes import UnevenSizes
 from perfscope.analyzers.replay.stragglers.within_steps import ComputeBetween, differs, paces
+from perfscope.analyzers.replay.uneven_sizes import UnevenSizes
 from perfscope.analyzers.whatif.whatif import context_of
 from perfscope.results.rows import StragglerRow
 from perfscope.results.summary import Summary

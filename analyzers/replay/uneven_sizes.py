@@ -16,7 +16,7 @@ import numpy as np
 
 from perfscope.analyzers.job.aligned import AlignedJob
 from perfscope.analyzers.job.collectives.cost_model import cost_models
-from perfscope.analyzers.job.collectives.latency import Latencies
+from perfscope.analyzers.replay.latency import Latencies
 from perfscope.trace.trace import Float64, Int64
 
 
