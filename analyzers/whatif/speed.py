@@ -45,6 +45,7 @@ _OF_SHARDING: Final = ("fsdp.", "zero.")
 """What names of settings begin with that change how often parameters are gathered."""
 
 _HOST_SYNC: Final = "host.sync"
+_SCATTERS: Final = "reduce_scatter"
 
 _PACED_BY_COPIES: Final = 0.95
 """Share of the step from which on copies beside the computation set its pace: between two there is some time."""
@@ -186,13 +187,14 @@ def _compute(schedules: EditableSchedules, context: Context, name: str, value: s
 def keep_copies(schedules: EditableSchedules, context: Context, settings: Mapping[str, str]) -> None:
     """No step is shorter than the copies that its ranks make beside their computation: a stream makes one after the
     other. A rank at its peers' pace makes them as quickly as these. Where they set the pace, devices wait for them no
-    longer than that; so where the ``settings`` let hosts run ahead, which then issue them a step earlier. Some settings
-    of sharding make copies of offloaded parameters unnecessary.
+    longer than that; so where the ``settings`` let hosts run ahead, which then issue those of batches a step earlier.
+    With sharding they may be of offloaded parameters, which each unit needs anew, and which some settings make
+    unnecessary.
     """
     if any(name.startswith(_OF_SHARDING) for name in settings):
         return
     copying = {rank: float(copied_beside_ns(context.result, rank).mean()) for rank in schedules.ops}
-    ahead = settings.get(_HOST_SYNC) == "0"
+    ahead = settings.get(_HOST_SYNC) == "0" and _SCATTERS not in context.result.matched_before.instances.kinds
     for rank, ns in copying.items():
         if ahead or ns >= _PACED_BY_COPIES * context.result.step_ns:
             _hide_copies(schedules, context, rank, ns)
