@@ -54,6 +54,9 @@ _WAITS_TIMES: Final = 5
 _WAITS_NS: Final = 30_000
 """A launch takes 3 to 20 µs. One that takes this long, and so many times as long as others, waits."""
 
+_FAR_AHEAD: Final = 500
+"""Pieces of work in front of a launch from which the queue, which takes about a thousand, may have been full."""
+
 _THOUSAND_NS: Final = 1_000_000
 """A thousand kernels take at least this long."""
 
@@ -166,7 +169,10 @@ def full_queue(trace: Trace, work: DeviceWork) -> Intervals:
     calls = _launches_of_kernels(trace, work)
     if len(calls) == 0:
         return Intervals.of(calls, calls)
-    waits = calls[trace.duration_ns[calls] > max(_WAITS_TIMES * _usual_launch_ns(trace, work, calls), _WAITS_NS)]
+    usual = _usual_launch_ns(trace, work, calls)
+    # Behind short kernels no launch waits for long, but all of them do.
+    least = 2 * usual if _is_always_full(trace, work, calls) else max(_WAITS_TIMES * usual, _WAITS_NS)
+    waits = calls[trace.duration_ns[calls] > least]
     return Intervals.of(trace.start_ns[waits], trace.ends_ns(waits))
 
 
@@ -191,14 +197,21 @@ def _launches_of_kernels(trace: Trace, work: DeviceWork) -> Int64:
 
 def _usual_launch_ns(trace: Trace, work: DeviceWork, calls: Int64) -> float:
     """What a launch among ``calls`` takes where it waits for no place in the queue: a tenth of them take less."""
-    if _is_always_full(trace, work, calls):
-        return min(float(np.quantile(trace.duration_ns[calls], 0.1)), _WAITS_NS / _WAITS_TIMES)
-    return float(np.quantile(trace.duration_ns[_started_soon(trace, work, calls)], 0.1))
+    soon = _started_soon(trace, work, calls)
+    usual = float(np.quantile(trace.duration_ns[soon if len(soon) >= _MANY else calls], 0.1))
+    return min(usual, _WAITS_NS / _WAITS_TIMES) if _is_always_full(trace, work, calls) else usual
 
 
 def _is_always_full(trace: Trace, work: DeviceWork, calls: Int64) -> bool:
     """A host that nothing stops fills its device's queue: then any of its launches may wait."""
-    return len(_started_soon(trace, work, calls)) < _MANY
+    return len(_started_soon(trace, work, calls)) < _MANY and _furthest_ahead(trace, work) >= _FAR_AHEAD
+
+
+def _furthest_ahead(trace: Trace, work: DeviceWork) -> int:
+    """Most pieces of work that were launched and had not begun."""
+    known = work.launch != NONE
+    launched, begun = np.sort(work.launch_start_ns(trace)[known]), np.sort(work.start_ns[known])
+    return int((np.arange(len(launched)) - np.searchsorted(begun, launched)).max(initial=0))
 
 
 def _started_soon(trace: Trace, work: DeviceWork, calls: Int64) -> Int64:

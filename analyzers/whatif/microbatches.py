@@ -46,6 +46,9 @@ _MOST: Final = 0.5
 _MANY: Final = 0.25
 """A stage computes during most of a send, in many of them, where it does not wait for them."""
 
+_UNSURE: Final = 0.5
+"""Share of ``_LEAST_NS`` that kernels may take longer to start."""
+
 _TOO_LONG: Final = 1.1
 """Nothing is predicted where what was recorded, written anew, takes so many times as long."""
 
@@ -69,14 +72,16 @@ def _microbatches(schedules: EditableSchedules, context: Context, name: str, val
     starting_ns = max(_starting_ns(context, stage, count / layout.microbatches) for stage in stages.values())
     starting_ns *= 1 + (layout.stages - 1) / count  # the first and last stage wait for the passes of the others
     if count < layout.microbatches:
-        return Uncertainty(less=0.10, more=0.10, slower_ns=starting_ns)
+        return Uncertainty(less=0.10, more=0.10, slower_ns=starting_ns, faster_ns=_UNSURE * starting_ns)
     # Smaller products fill a device less well; on CPUs stages that no longer wait may compete for the same cores.
-    return Uncertainty(less=0.30 if context.on_devices else 1.0, more=0.10, faster_ns=starting_ns)
+    return Uncertainty(
+        less=0.30 if context.on_devices else 1.0, more=0.10, faster_ns=starting_ns, slower_ns=_UNSURE * starting_ns
+    )
 
 
 def _starting_ns(context: Context, stage: StageSchedule, times: float) -> float:
     """What ``times`` as many kernels per step take a stage more to start, or less: it is taken to be as long for each,
-    and may be nothing.
+    and may be nothing, or more by ``_UNSURE``.
     """
     passes = sum(piece.work_ns for step in stage.steps for pieces in step.pieces.values() for piece in pieces)
     share = _of_starting(context.result.partials[stage.rank], context.result.steps)

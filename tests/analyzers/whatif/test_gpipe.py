@@ -23,7 +23,7 @@ from perfscope.analyzers.whatif.stage_schedules import Exchanges, Piece, StageSc
 from perfscope.analyzers.whatif.whatif import context_of
 from perfscope.results.categories import TimeCategory
 from tests.emulator.emulate import emulate, step_ns
-from tests.emulator.spec import Cause, Job, Model, Network, Recording
+from tests.emulator.spec import Cause, Cpu, Job, Model, Network, Recording
 
 pytestmark = pytest.mark.scale
 
@@ -31,6 +31,10 @@ GPIPE = Job(
     strategy="pipeline", gpipe=True, ranks=4, stages=4, microbatches=8, noise=0.0, model=Model(tokens=65536),
     recording=Recording(steps=4),
 )  # fmt: skip
+QUICK = Cpu(python_ns=300, engine_ns=300, operator_ns=500, launch_ns=1000, latency_ns=3000, collective_ns=5000)
+SHORT = replace(
+    GPIPE, cpu=QUICK, model=Model(blocks=16, tokens=16384, width=512), network=Network(latency_ns=10_000, gbps=200.0)
+)
 LONG = replace(GPIPE, microbatches=4, model=replace(GPIPE.model, blocks=32))
 
 
@@ -41,6 +45,7 @@ LONG = replace(GPIPE, microbatches=4, model=replace(GPIPE.model, blocks=32))
         pytest.param(GPIPE, (2, 16, 32), id="two stages between others"),
         pytest.param(replace(GPIPE, sends_awaited=False), (4, 32), id="sends waited for at the end"),
         pytest.param(LONG, (2, 8, 16), id="every launch waits for long"),
+        pytest.param(SHORT, (4, 16, 32), id="every launch waits shortly"),
         pytest.param(replace(GPIPE, gpipe=False), (4, 32), id="1F1B"),
         pytest.param(replace(GPIPE, causes=(Cause("slow compute", 1.3, (1,)),)), (4, 16), id="a slow stage"),
         pytest.param(replace(GPIPE, network=Network(gbps=20.0)), (4, 16), id="slow links"),
