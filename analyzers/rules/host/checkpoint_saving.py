@@ -1,4 +1,4 @@
-"""Checkpoints that hold up every rank: fires when the recorded steps spend much of their time in saving some.
+"""Checkpoints that every rank saves at once: fires when the recorded steps spend much of their time in saving some.
 
 ``torch.save`` on one rank makes the others wait for it (``straggling-rank`` names it); ``torch.distributed.checkpoint``
 saves on all ranks at once, so none is late, and the collectives with which they agree on the files are part of it.
