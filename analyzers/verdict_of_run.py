@@ -29,6 +29,8 @@ _LARGE: Final = 0.1
 """Share of the run from which steps that take longer come first in the verdict."""
 _ALIKE: Final = 0.05
 """Probability that steps which come by chance lie so many steps apart, from which they are one kind with others."""
+_FAR_LONGER: Final = 2.0
+"""Times what they took, from which steps that take longer from some step on come first in the verdict."""
 _STANDS_US: Final = 30e6
 _STEPS_LONG: Final = 20
 """From so long on, and from so many steps' time, a job that makes no step stands still."""
@@ -75,7 +77,7 @@ def _with_run(summary: Summary, history: History) -> Summary:
 
 def _with_change(summary: Summary, history: History) -> Summary:
     """The summary with a change of the run's step time after the recorded steps, which do not show why. It comes first
-    where steps take longer from there on.
+    where steps take far longer from there on, or nothing else was found.
     """
     change, verdict = history.change, summary.verdict
     if change is None or change.share_after < _LARGE or not summary.job.steps:
@@ -86,7 +88,7 @@ def _with_change(summary: Summary, history: History) -> Summary:
     words = change.in_words()
     recorded = f"step {last}" if first == last else f"steps {first} to {last}"
     told = f"{words[0].upper()}{words[1:]}. What was recorded, {recorded}, is before that and does not show why."
-    if not change.slower:
+    if not change.slower or (change.after_us < _FAR_LONGER * change.before_us and not verdict.healthy):
         return replace(summary, verdict=replace(verdict, headline=f"{verdict.headline} {told}", healthy=False))
     return replace(
         summary,
