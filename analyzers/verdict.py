@@ -45,6 +45,9 @@ MOST_OF_TIME: Final = 0.5
 """From this share of the recorded time in steps with an evaluation, which are left out, these come first; in other
 steps that take far longer than most, they are named."""
 
+EVALUATED: Final = "Steps with an evaluation, which are left out, take"
+"""What is said of these begins with this."""
+
 _SERIOUS: Final = (Severity.HIGH, Severity.MEDIUM)
 """Findings that the verdict is about."""
 
@@ -145,7 +148,7 @@ def verdict(summary: Summary) -> Verdict:
     share = left_out.get("share", 0.0)
     if share < LARGE:
         return found
-    about = f"Steps with an evaluation, which are left out, take {share:.0%} of the recorded time."
+    about = f"{EVALUATED} {share:.0%} of the recorded time."
     often, others = len(left_out["steps"]), len(summary.job.steps)
     # Beyond what their training takes, which the other steps show, against what may be saved of the training.
     added = share - often * (1 - share) / others if others else 0.0

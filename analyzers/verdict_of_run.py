@@ -12,12 +12,12 @@ from typing import Final
 
 from perfscope.analyzers.history.long_steps import period_of
 from perfscope.analyzers.history.steps_only import EVALUATES, evaluation_share
-from perfscope.analyzers.verdict import evaluate_less, evaluations, recoverable
+from perfscope.analyzers.verdict import EVALUATED, evaluate_less, evaluations, recoverable
 from perfscope.results.findings import Confidence
 from perfscope.results.history import EVALUATE_LESS, STAGE_WORDS, History, HistoryStraggler, LongSteps
 from perfscope.results.rows import StragglerRow, Verdict
 from perfscope.results.summary import Summary
-from perfscope.text import duration, percent, ranks_in_words
+from perfscope.text import duration, lower_first, percent, ranks_in_words
 
 NOTICEABLE: Final = 0.05
 """Share of the run from which what a straggler costs is in the verdict, as of the rule about stragglers in traces."""
@@ -164,7 +164,11 @@ def _with_long_steps(summary: Summary, again: LongSteps) -> Verdict:
     words = f"{words[0].upper()}{words[1:]}"
     left_out = evaluations(summary)
     if _are_evaluations(again, left_out.get("steps", [])):
-        return _with_evaluations(verdict, f"{words}. They are evaluations.", evaluate_less(left_out.get("alone", [])))
+        told, action = f"{words}. They are evaluations.", evaluate_less(left_out.get("alone", []))
+        if verdict.healthy or again.share < max(_LARGE, (1 - again.share) * recoverable(summary)):
+            return _with_evaluations(verdict, told, action)
+        of_others = lower_first(verdict.headline.partition(EVALUATED)[0].strip())
+        return replace(verdict, headline=f"{told} Of the others: {of_others}", first_action=action)
     recorded = "with --trigger 1.5"
     if again.period is not None and again.period <= _SHORT:
         recorded = f"with --active {again.period}"

@@ -150,6 +150,24 @@ def test_long_steps_that_come_as_the_evaluations_do_are_evaluations(samples: Pat
         assert "The recorded steps hold none of them" in other.headline
 
 
+@pytest.mark.parametrize(("share", "first"), [(0.6, True), (0.1, False)])
+def test_evaluations_that_take_more_than_the_first_change_saves_come_first(
+    samples: Path, share: float, first: bool
+) -> None:
+    alone = advised(samples / "slow_rank")
+    left_out = note("steps", "evaluation_left_out", steps=[8], share=share, alone=[])
+    told = (
+        f"{alone.verdict.headline} Steps with an evaluation, which are left out, take {share:.0%} of the recorded time."
+    )
+    verdict = replace(alone.verdict, headline=told)
+    summary = replace(alone, notes=(*alone.notes, left_out), verdict=verdict)
+    found = with_long_steps(summary, (18, 28, 38), period=10, share=share)
+    assert found.headline.startswith("Every 10 steps (18, 28, 38) one takes 258 ms longer") is first
+    assert ("They are evaluations. Of the others: rank 1 is a straggler" in found.headline) is first
+    assert ("which are left out" in found.headline) is not first
+    assert (found.first_action == "Evaluate in fewer steps, or fewer batches.") is first
+
+
 @pytest.mark.parametrize(("share", "said"), [(0.6, True), (0.1, False)])
 def test_evaluations_of_the_run_that_were_not_recorded_are_named(samples: Path, share: float, said: bool) -> None:
     alone = advised(samples / "slow_rank")
