@@ -289,8 +289,9 @@ def earlier_work_done_ns(trace: Trace, work: DeviceWork) -> int:
     """Until when the device shows that it did work of before the recording, none of which is recorded; the least int64
     where it shows nothing.
 
-    The first work of a stream starts long after it was launched, and not as something recorded ends, for which it may
-    have waited; or a blocking call before all launches waits, and nothing recorded ends meanwhile.
+    The first work of a stream starts long after it was launched, or a blocking call before all launches waits, and
+    nothing recorded ends meanwhile for which they may have waited. Copies between host and device, as of batches that
+    are sent ahead on another stream, may: unless one ends as the work starts, it did not wait for them.
     """
     known = np.flatnonzero(work.launch != NONE)
     never = int(np.iinfo(np.int64).min)
@@ -309,19 +310,32 @@ def earlier_work_done_ns(trace: Trace, work: DeviceWork) -> int:
     launches[work.launch[known]] = True
     calls = calls[(trace.start_ns[calls] <= called.min()) & ~launches[calls]]
     waited = trace.duration_ns[calls] >= _LONG_WAIT_NS
-    since = np.concatenate((np.maximum(since, start - _AT_ONCE_NS)[queued], trace.start_ns[calls[waited]]))
+    since = np.concatenate((since[queued], trace.start_ns[calls[waited]]))
     done = np.concatenate((start[queued], trace.ends_ns(calls[waited])))
-    ends = np.sort(work.end_ns)
-    recorded = np.searchsorted(ends, done, side="right") > np.searchsorted(ends, since, side="right")
+    across = _is_across(trace, work)
+    recorded = _any_ends(work.end_ns[~across], since, done)
+    recorded |= _any_ends(work.end_ns[across], np.maximum(since, done - _AT_ONCE_NS), done)
     return int(done[~recorded].max(initial=never))
+
+
+def _any_ends(end_ns: Int64, since_ns: Int64, until_ns: Int64) -> Bool:
+    """Whether some of these ends lie behind each begin and no later than its end."""
+    ends = np.sort(end_ns)
+    counts = (np.searchsorted(ends, edge, side="right") for edge in (until_ns, since_ns))
+    return np.asarray(np.greater(*counts), dtype=np.bool_)
+
+
+def _is_across(trace: Trace, work: DeviceWork) -> Bool:
+    """Which work copies between host and device."""
+    copies = trace.category[work.row] == Category.MEMCPY
+    return np.asarray(copies & trace.names_where(_ACROSS.search)[work.row], dtype=np.bool_)
 
 
 def copied_beside_ns(trace: Trace, work: DeviceWork, step: Int64, steps: int) -> Int64:
     """For each step (``step`` has that of each piece of work, -1: of none), how long its copies between host and device
     take on another stream than most kernels: on the one where they take longest.
     """
-    kernel, copy = (trace.category[work.row] == which for which in (Category.KERNEL, Category.MEMCPY))
-    copy &= trace.names_where(_ACROSS.search)[work.row] & (step >= 0)
+    kernel, copy = trace.category[work.row] == Category.KERNEL, _is_across(trace, work) & (step >= 0)
     streams, stream = np.unique(trace.stream[work.row], return_inverse=True)
     took = np.zeros((len(streams), steps), dtype=np.int64)
     np.add.at(took, (stream[copy], step[copy]), (work.end_ns - work.start_ns)[copy])

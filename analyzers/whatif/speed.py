@@ -24,6 +24,7 @@ from perfscope.analyzers.replay.stragglers.own_time import HostBound
 from perfscope.analyzers.replay.stragglers.slow_stages import SlowStage, at_other_stages_pace, slow_stages
 from perfscope.analyzers.replay.uneven_sizes import UnevenSizes
 from perfscope.analyzers.whatif.change import (
+    FULL,
     BadSetting,
     CannotReplay,
     Context,
@@ -184,30 +185,38 @@ def _compute(schedules: EditableSchedules, context: Context, name: str, value: s
     return Uncertainty(less=0.10, more=0.0)
 
 
-def keep_copies(schedules: EditableSchedules, context: Context, settings: Mapping[str, str]) -> None:
+def keep_copies(schedules: EditableSchedules, context: Context, settings: Mapping[str, str]) -> Uncertainty:
     """No step is shorter than the copies that its ranks make beside their computation: a stream makes one after the
     other. A rank at its peers' pace makes them as quickly as these. Where they set the pace, devices wait for them no
     longer than that; so where the ``settings`` let hosts run ahead, which then issue those of batches a step earlier.
     With sharding they may be of offloaded parameters, which each unit needs anew, and which some settings make
-    unnecessary.
+    unnecessary. Whether hosts have a batch a step earlier is not sure.
     """
     if any(name.startswith(_OF_SHARDING) for name in settings):
-        return
+        return FULL
     copying = {rank: float(copied_beside_ns(context.result, rank).mean()) for rank in schedules.ops}
     ahead = settings.get(_HOST_SYNC) == "0" and _SCATTERS not in context.result.matched_before.instances.kinds
+    hidden_ns = 0.0
     for rank, ns in copying.items():
-        if ahead or ns >= _PACED_BY_COPIES * context.result.step_ns:
-            _hide_copies(schedules, context, rank, ns)
+        paced = ns >= _PACED_BY_COPIES * context.result.step_ns
+        if ahead or paced:
+            by_ns = _hide_copies(schedules, context, rank, ns)
+            hidden_ns = max(hidden_ns, 0.0 if paced else by_ns)
         others = context.peers[rank].ranks if rank in context.paced and rank in context.peers else (rank,)
         schedules.at_least(rank, min(ns, float(np.median([copying[other] for other in others]))))
+    return Uncertainty(0.0, 0.0, slower_ns=hidden_ns)
 
 
-def _hide_copies(schedules: EditableSchedules, context: Context, rank: int, copying_ns: float) -> None:
-    """No device of a rank waits for the copies beside its computation, which take so long per step."""
+def _hide_copies(schedules: EditableSchedules, context: Context, rank: int, copying_ns: float) -> float:
+    """No device of a rank waits for the copies beside its computation, which take so long per step; returns how long it
+    did, ns per step.
+    """
     exposed_ns = float(context.result.totals[rank][:, TimeCategory.COPY].mean())
-    if exposed_ns > 0:
+    hidden_ns = min(copying_ns, exposed_ns)
+    if hidden_ns > 0:
         for op in schedules.ops[rank]:
-            op.scale(TimeCategory.COPY, max(1 - copying_ns / exposed_ns, 0.0))
+            op.scale(TimeCategory.COPY, 1 - hidden_ns / exposed_ns)
+    return hidden_ns
 
 
 def _idle(

@@ -164,7 +164,7 @@ def test_shares_of_one_category_agree_or_say_of_what(summary: Summary) -> None:
     taken = shares(summary.time_breakdown) if summary.time_breakdown else {}
     for rule, category in (("launch-bound", "idle_launch"), ("host-syncs", "idle_sync"), ("host-pauses", "idle_host")):
         title = next((finding.title for finding in summary.findings if finding.rule == rule), None)
-        if title is None or "pageable" in title or " of rank" in title:
-            continue
+        if title is None or "pageable" in title or " of rank" in title or "a step takes" in title:
+            continue  # of some ranks, of some copies, or what a replay saves: not the category's
         share = int(re.search(r"(\d+)% of the (?:step|recording)", title)[1]) / 100  # type: ignore[index]
         assert abs(share - taken[category]) < 0.03 or "median rank" in title, title
