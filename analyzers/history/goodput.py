@@ -79,8 +79,10 @@ def stood_still_us(job: Job, ranks: Mapping[int, RankGoodput]) -> float | None:
     return max((ended - max(row.ended_ns for row in ranks.values())) / 1000, 0.0)
 
 
-def job_goodput(job: Job, ranks: Mapping[int, RankGoodput]) -> Goodput | None:
-    """The goodput of the job; None without a history. It stalls while no rank makes a step before it is ended."""
+def job_goodput(job: Job, ranks: Mapping[int, RankGoodput], still_us: float) -> Goodput | None:
+    """The goodput of the job, which stalls for ``still_us`` before it is ended (``stood_still_us``); None without a
+    history.
+    """
     if not ranks:
         return None
     rank = max(sorted(ranks), key=lambda each: (ranks[each].evaluation_us or 0) + (ranks[each].checkpoint_us or 0))
@@ -89,8 +91,7 @@ def job_goodput(job: Job, ranks: Mapping[int, RankGoodput]) -> Goodput | None:
     if started is None and rank in job.runs:
         started = epoch_ns(job.runs[rank].started_at)
     startup = max((row.began_ns - started) / 1000, 0.0) if started is not None else None
-    still = stood_still_us(job, ranks) or 0.0
-    wall, stall = row.span_us + (startup or 0.0) + still, row.stall_us + still
+    wall, stall = row.span_us + (startup or 0.0) + still_us, row.stall_us + still_us
     pauses = (row.evaluation_us or 0.0) + (row.checkpoint_us or 0.0) + row.restart_us + stall
     training = max(wall - (startup or 0.0) - row.warmup_us - pauses - row.recording_us, 0.0)
     return Goodput(

@@ -94,7 +94,8 @@ def job_history(
         return None, tuple(failures)
     found = find_stragglers(dict(sorted(own.items())), hosts, peers_of(job, own))
     history = _history(job, dict(sorted(partials.items())), found)
-    spent = job_goodput(job, goodput)
+    still = stood_still_us(job, goodput)
+    spent = job_goodput(job, goodput, still or 0.0)
     counted = max(history.ranks, key=lambda row: row.steps * row.mean_us)
     again = long_steps(
         history.outliers,
@@ -107,7 +108,6 @@ def job_history(
     change = step_change(history.bins)
     if again is not None and change is not None and is_side(change, again):
         again = None
-    still = stood_still_us(job, goodput)
     return (
         replace(
             history, long_steps=again, change=change, stood_still_us=still, goodput=spent, recording_cost=cost

@@ -76,6 +76,14 @@ class AlignedJob:
         return float((end - start).sum()) / len(start)
 
     @cached_property
+    def copied_beside_ns(self) -> dict[int, Int64]:
+        """Each rank's copies beside its computation in each used step (``Progress.beside_ns``)."""
+        return {
+            rank: partial.progress.beside_ns[partial.steps.indices_of(self.steps)]
+            for rank, partial in self.partials.items()
+        }
+
+    @cached_property
     def job_windows(self) -> tuple[Int64, Int64]:
         """Begin and end of each used step of the job, on the common clock: see ``job_windows``."""
         begin, end = self._windows

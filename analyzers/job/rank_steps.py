@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from perfscope.analyzers.job.aligned import AlignedJob
 from perfscope.analyzers.job.blocks import us
 from perfscope.analyzers.rank.host_activity import COLLECTING, COMPILING, LOADER_STARTING, SAVING
@@ -70,16 +68,10 @@ def _of_rank(result: AlignedJob, rank: int, partial: RankPartial) -> RankSteps:
         collecting_us=us(collecting(result, rank).within(*result.windows[rank])),
         saving_us=us(_saving(result, rank).within(*result.windows[rank])),
         pausing_us=us(pausing(result, rank).within(*result.windows[rank])),
-        copied_beside_us=us(copied_beside_ns(result, rank)),
+        copied_beside_us=us(result.copied_beside_ns[rank]),
         flops=tuple(partial.flops.model[:, used].sum(axis=0).tolist()) if (coverage or 0.0) >= COVERED else None,
         forward_us=_forward(partial, used),
     )
-
-
-def copied_beside_ns(result: AlignedJob, rank: int) -> Int64:
-    """A rank's copies beside its computation in each used step (``Progress.beside_ns``)."""
-    partial = result.partials[rank]
-    return np.asarray(partial.progress.beside_ns[partial.steps.indices_of(result.steps)], dtype=np.int64)
 
 
 def collecting(result: AlignedJob, rank: int) -> Intervals:

@@ -13,7 +13,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from perfscope.analyzers.job.aligned import AlignedJob
-from perfscope.analyzers.job.rank_steps import collecting, copied_beside_ns, pausing
+from perfscope.analyzers.job.rank_steps import collecting, pausing
 from perfscope.analyzers.job.slow_transfers import slow_transfer_steps
 from perfscope.analyzers.job.utilisation import blind_ranks
 from perfscope.analyzers.rank.host_lane import HostTime
@@ -194,7 +194,7 @@ def keep_copies(schedules: EditableSchedules, context: Context, settings: Mappin
     """
     if any(name.startswith(_OF_SHARDING) for name in settings):
         return FULL
-    copying = {rank: float(copied_beside_ns(context.result, rank).mean()) for rank in schedules.ops}
+    copying = {rank: float(context.result.copied_beside_ns[rank].mean()) for rank in schedules.ops}
     ahead = settings.get(_HOST_SYNC) == "0" and _SCATTERS not in context.result.matched_before.instances.kinds
     hidden_ns = 0.0
     for rank, ns in copying.items():

@@ -12,7 +12,6 @@ import numpy as np
 
 from perfscope.analyzers.job.aligned import AlignedJob
 from perfscope.analyzers.job.collectives.matched import EXCHANGE
-from perfscope.analyzers.job.rank_steps import copied_beside_ns
 from perfscope.analyzers.replay.engine import ReplayResult, Schedules, replay
 from perfscope.analyzers.replay.pace import at_peers_pace, without_holds
 from perfscope.analyzers.replay.peers import Peers, find_peers
@@ -75,7 +74,7 @@ class PacedReplays:
         # At its peers' pace a rank loads as ranks usually do: also where all are brought to it.
         loading = [self.loading_ns.get(rank, 0.0) for rank in recorded.schedules.ranks]
         self.usual_loading_ns = float(np.median(loading))
-        self.copying_ns = {rank: float(copied_beside_ns(result, rank).mean()) for rank in recorded.schedules.ranks}
+        self.copying_ns = {rank: float(ns.mean()) for rank, ns in result.copied_beside_ns.items()}
         self.usual_copying_ns = float(np.median(list(self.copying_ns.values())))
         self.loaded_first_ns = np.array([waited[rank][0] for rank in recorded.schedules.ranks])
         self.own = [(peers, own_in_step(recorded, peers)) for peers in groups]

@@ -259,11 +259,26 @@ def in_operator(job: RuleContext, worst: StragglerRow, who: str) -> str:
 
 def _is_as_much(job: RuleContext, worst: StragglerRow, operator: SlowOperator) -> bool:
     """Does a matrix product of a job on CPUs take longer on a rank that computes as many FLOPs as the others?"""
-    flops = {rank: sum(steps.flops) for rank, steps in job.per_step.items() if steps.flops is not None}
-    others = [each for rank, each in flops.items() if rank not in worst.members]
-    if job.on_devices or class_of_operator(operator.name) not in PRODUCTS or worst.rank not in flops or not others:
+    work = work_over_peers(job, worst)
+    if job.on_devices or work is None or class_of_operator(operator.name) not in PRODUCTS:
         return False
-    return abs(flops[worst.rank] - median(others)) <= _AS_MANY * median(others)
+    return abs(work - 1) <= _AS_MANY
+
+
+def work_over_peers(job: RuleContext, worst: StragglerRow) -> float | None:
+    """Model FLOPs of a rank that computes for longer, over the other ranks' median; None where shapes are not
+    recorded, or where ranks of several pipeline stages are not comparable.
+    """
+    if worst.scope != "rank" or worst.cause != "compute" or job.summary.pipeline is not None:
+        return None
+    sums = {rank: sum(steps.flops) for rank, steps in job.per_step.items() if steps.flops is not None}
+    return over_others(sums, worst.rank)
+
+
+def over_others(sums: Mapping[int, float], rank: int) -> float | None:
+    """The value of a rank over the others' median; None where either is not known."""
+    others = [value for other, value in sums.items() if other != rank]
+    return sums[rank] / median(others) if rank in sums and others and median(others) else None
 
 
 def _not_by_clocks(job: RuleContext, operator: SlowOperator, who: str) -> str:

@@ -5,7 +5,6 @@ Source: arXiv 2505.05713 (stragglers in large training jobs): worker faults are 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from statistics import median
 from typing import Final
@@ -24,9 +23,11 @@ from perfscope.analyzers.rules.ranks.remedies import (
     by_cause,
     by_straggler,
     in_operator,
+    over_others,
     slow_operator,
     waits_for_cores,
     waits_longer_us,
+    work_over_peers,
 )
 from perfscope.grouping import grouped
 from perfscope.results.attribution import CAUSE_PHRASES, host_in_words, subject
@@ -120,7 +121,7 @@ def evaluate(job: RuleContext) -> Finding | None:
     if worst is None:
         return None
     operator = slow_operator(job, worst)
-    work = None if operator is not None and operator.is_own_work else _work_over_peers(job, worst)
+    work = None if operator is not None and operator.is_own_work else work_over_peers(job, worst)
     if work is not None and work - 1 >= max(MORE_WORK, _EXPLAINED * (_compute_over_peers(job, worst) - 1)):
         return _with_more_work(job, worst, work)
     unsure, accident = _doubts(job, worst), _may_be_accident(job, worst)
@@ -375,7 +376,7 @@ def _not_recorded(job: RuleContext, worst: StragglerRow) -> tuple[str, ...]:
 def _evidence(job: RuleContext, worst: StragglerRow) -> tuple[Evidence, ...]:
     mine = worst.members
     others = tuple(rank for rank in job.ranks if rank not in mine) or job.ranks
-    work = _work_over_peers(job, worst)
+    work = work_over_peers(job, worst)
     return (
         Evidence(f"straggler cost, {'replayed' if worst.replayed else 'by its own time'}", worst.lost_us, "us", mine),
         *(
@@ -415,25 +416,9 @@ def _operator(job: RuleContext, worst: StragglerRow, mine: tuple[int, ...]) -> t
     )
 
 
-def _work_over_peers(job: RuleContext, worst: StragglerRow) -> float | None:
-    """Model FLOPs of a rank that computes for longer, over the other ranks' median; None where shapes are not
-    recorded, or where ranks of several pipeline stages are not comparable.
-    """
-    if worst.scope != "rank" or worst.cause != "compute" or job.summary.pipeline is not None:
-        return None
-    sums = {rank: sum(steps.flops) for rank, steps in job.per_step.items() if steps.flops is not None}
-    return _over_others(sums, worst.rank)
-
-
 def _compute_over_peers(job: RuleContext, worst: StragglerRow) -> float:
     """Compute of a rank over the other ranks' median; 1 where it is not known."""
-    return _over_others({rank: sum(steps.compute_us) for rank, steps in job.per_step.items()}, worst.rank) or 1.0
-
-
-def _over_others(sums: Mapping[int, float], rank: int) -> float | None:
-    """The value of a rank over the others' median; None where either is not known."""
-    others = [value for other, value in sums.items() if other != rank]
-    return sums[rank] / median(others) if rank in sums and others and median(others) else None
+    return over_others({rank: sum(steps.compute_us) for rank, steps in job.per_step.items()}, worst.rank) or 1.0
 
 
 def _mean_wait(job: RuleContext, ranks: tuple[int, ...]) -> float:
