@@ -21,6 +21,7 @@ from typing import Any, Final, ParamSpec, TypeVar
 from perfscope._version import __version__
 from perfscope.errors import PerfscopeError, TooLittleMemory
 from perfscope.execution import forked
+from perfscope.execution.dask_workers import DaskWorkers
 from perfscope.execution.forked import Forked
 from perfscope.execution.outcome import WORKER_DIED, Item, Outcome, Result, describe
 from perfscope.execution.serial import Serial
@@ -67,18 +68,16 @@ class _Assignment:
 
 
 class Cluster(Executor):
-    """A dask cluster, through an open ``distributed.Client``.
+    """A dask cluster.
 
     A worker that was stopped, or whose disk does not answer, keeps its work for minutes or for ever. So work may be
     given to several workers; the first result counts.
     """
 
-    def __init__(self, client: Any, patience_s: float = _PATIENCE_S, stuck_s: float = _STUCK_S) -> None:
+    def __init__(self, workers: DaskWorkers, patience_s: float = _PATIENCE_S, stuck_s: float = _STUCK_S) -> None:
         self.patience_s = patience_s
         self.stuck_s = stuck_s
-        self._client = client
-        # A result is not a pure function of the path: the file may have changed since it was last read.
-        self._executor: Executor = client.get_executor(pure=False)
+        self._workers = workers
         self._under_way: dict[Future[Any], _Assignment] = {}
         """What was promised -> its work."""
         self._lock = threading.Lock()
@@ -96,14 +95,14 @@ class Cluster(Executor):
         """Give some of what is under way to one more worker each: as much as the workers can have at once, what was
         given to the fewest and longest ago first. A stopped worker also keeps results that nobody has fetched.
         """
-        most = _WORK_OF_THREAD * sum(self._client.nthreads().values())
+        most = _WORK_OF_THREAD * self._workers.threads()
         with self._lock:
             again = sorted(self._under_way.items(), key=lambda entry: entry[1].times)[:most]
         for promised, assignment in again:
             self._give(promised, assignment)
 
     def _give(self, promised: Future[Any], assignment: _Assignment) -> None:
-        given = self._executor.submit(assignment.call)
+        given = self._workers.submit(assignment.call)
         with self._lock:
             if promised not in self._under_way:
                 given.cancel()
@@ -134,7 +133,7 @@ class Cluster(Executor):
 
     def has_workers(self) -> bool:
         """Whether the scheduler can be reached and has a worker."""
-        return self._client.status == "running" and bool(self._client.nthreads())
+        return self._workers.threads() > 0
 
 
 @contextmanager
@@ -159,7 +158,7 @@ def cluster(scheduler: str, *, timeout_s: float = 30.0) -> Iterator[Cluster]:
         ) from error
     with client:
         _same_version_on_workers(client, scheduler)
-        yield Cluster(client)
+        yield Cluster(DaskWorkers(client))
 
 
 def local_pool(workers: int, *, helped: bool) -> ProcessPoolExecutor:

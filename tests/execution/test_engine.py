@@ -259,18 +259,13 @@ def scheduler(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 class OneStopped(Serial):
-    """A client of dask, and its executor: what is given for the first time never comes back."""
-
-    status = "running"
+    """Workers of dask: what is given for the first time never comes back."""
 
     def __init__(self) -> None:
         self.given = 0
 
-    def get_executor(self, **_: object) -> OneStopped:
-        return self
-
-    def nthreads(self) -> dict[str, int]:
-        return {"stopped": 1, "other": 1}
+    def threads(self) -> int:
+        return 2
 
     def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
         self.given += 1
@@ -289,6 +284,22 @@ class TestCluster:
             found = outcomes(double_or_die, executor)
         assert [outcome.result for outcome in found] == [None if item == 3 else 2 * item for item in ITEMS]
         assert found[3].error == WORKER_DIED
+
+    @pytest.mark.scale
+    def test_a_worker_that_dies_when_its_result_is_there_costs_nothing(self, scheduler, monkeypatch):
+        from distributed import Client
+
+        gather = Client._gather
+
+        async def gathered(client: Any, futures: Any, *args: Any, **kwargs: Any) -> Any:
+            result = await gather(client, futures, *args, **kwargs)
+            for state in client.futures.values():
+                state.reset()  # what the scheduler's word of a lost result does
+            return result
+
+        with executors.cluster(scheduler) as executor:
+            monkeypatch.setattr(Client, "_gather", gathered)
+            assert executor.submit(double_slowly, 1).result(PATIENCE_S) == 2
 
     @pytest.mark.scale
     def test_work_is_not_forgotten_while_nobody_has_asked_for_it(self, scheduler):
