@@ -269,7 +269,7 @@ def _limited(summary: Summary, serious: list[Finding]) -> Verdict:
         headline += f" Ranks wait for late ones for {share:.0%} of the step on average, mostly for the same reason."
     elif share >= NAMED and share > recoverable:
         what = in_words(category, share, summary)
-        headline += f" A larger part, {share:.0%} of the step, is {what}: no fix is known; "
+        headline += f" Another {share:.0%} of the step, more than this change saves, is {what}: no fix is known; "
         headline += f"{where_to_look(category, summary)}."
     late = next((finding for finding in serious[1:] if finding.rule == STRAGGLING_RANK), None)
     if late is not None and _share(late, summary) >= NAMED:

@@ -211,7 +211,8 @@ def _workers_pace_ns(runs: Mapping[int, RunMetadata], result: AlignedJob) -> dic
 
 def unprofiled_median_ns(runs: Mapping[int, RunMetadata], result: AlignedJob) -> float | None:
     """Median wall time of an unprofiled step, of the slowest rank: what profiled steps are compared with."""
-    return max((median(steps) for steps in _usable(runs, result) if steps), default=None)
+    evaluations = _evaluations(result) if result.is_marked else None
+    return max((median(_without(evaluations, steps)) for steps in _usable(runs, result) if steps), default=None)
 
 
 def _evaluations(result: AlignedJob) -> _Evaluations | None:
@@ -239,8 +240,9 @@ def _without(evaluations: _Evaluations | None, steps_ns: Sequence[int]) -> Seque
     """
     if evaluations is None:
         return steps_ns
-    usual, most = median(steps_ns), ceil(_MORE * evaluations.share * len(steps_ns))
-    in_order = sorted(steps_ns)
+    in_order, most = sorted(steps_ns), ceil(_MORE * evaluations.share * len(steps_ns))
+    # Where every second step has an evaluation, the median of all of them may be one of these.
+    usual = median(in_order[: max(1, round((1 - evaluations.share) * len(in_order)))])
     long = sum(step > usual * (1 + evaluations.longer) / 2 for step in in_order)
     return in_order[: len(in_order) - min(round(long * evaluations.of_long), most)]
 

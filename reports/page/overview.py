@@ -124,7 +124,8 @@ def perturbation(summary: Summary, ratio: float) -> str:
     """How profiling changed the step time (``ratio``: profiled over unprofiled), as a sentence."""
     job, change = summary.job, ratio - 1
     if change <= -_NOTICEABLE:
-        faster = f"Profiled steps were {percent(-change)} faster than unprofiled ones{_unlike_their_mean(job)}"
+        faster = f"Profiled steps were {percent(-change)} faster than unprofiled ones"
+        faster += _unlike_their_mean(job, slower=False)
         if _wait_for_workers(summary):
             return f"{faster}, whose loader workers are as slow: more batches were ready."
         return f"{faster}: the step time varies by more than the profiler overhead."
@@ -135,7 +136,7 @@ def perturbation(summary: Summary, ratio: float) -> str:
         slowed = f"Profiling made the steps {factor(ratio).removesuffix('x')} times as long"
     if not known(job.unprofiled_step_us):
         return f"{slowed}: everything here is of the recorded steps, because too few were timed without the profiler."
-    slowed += _some_took_longer(job)
+    slowed += _some_took_longer(job) or _unlike_their_mean(job, slower=True)
     return (
         f"{slowed}: shares of the step are of the recorded steps, step time and predictions are of steps without the "
         "profiler."
@@ -148,12 +149,14 @@ def _wait_for_workers(summary: Summary) -> bool:
     return known(step_us) and any((row.workers_us or 0.0) >= _PACED * step_us for row in summary.dataloader)
 
 
-def _unlike_their_mean(job: JobInfo) -> str:
-    """Where profiled steps are no faster on the mean, which is what the page gives."""
+def _unlike_their_mean(job: JobInfo, *, slower: bool) -> str:
+    """Where profiled steps are no faster, or ``slower``, on the mean, which is what the page gives."""
     mean_us = job.unprofiled_step_us
-    if not known(mean_us) or job.step_time_us <= (1 - _NOTICEABLE) * mean_us:
+    if not known(mean_us):
         return ""
-    return " in the median, though not on the mean"
+    change = job.step_time_us / mean_us - 1
+    as_said = change >= _NOTICEABLE if slower else change <= -_NOTICEABLE
+    return "" if as_said else " in the median, though not on the mean"
 
 
 def _some_took_longer(job: JobInfo) -> str:

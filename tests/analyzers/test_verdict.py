@@ -24,6 +24,9 @@ from tests.analyzers.rules.jobs import STEP_US, breakdown, changed, context, ker
 from tests.generator import ExtraLayers, ModelSpec, simulate
 from tests.reports import examples
 
+_MORE = "of the step, more than this change saves, is"
+"""What the verdict says of a larger loss without a fix."""
+
 
 def judged(case: RuleContext, *findings: Finding) -> Verdict:
     return verdict(dataclasses.replace(case.summary, findings=findings))
@@ -231,7 +234,7 @@ def test_what_is_transferred_over_a_slow_link_is_no_other_loss(cause: str) -> No
     case = dataclasses.replace(case, summary=dataclasses.replace(case.summary, stragglers=(slow,)))
     (finding, *_) = evaluate(starved(80_000))
     straggler = dataclasses.replace(finding, rule="straggling-rank", title="Slow", ceiling=100 / 80 - 1)
-    assert ("A larger part" in judged(case, straggler).headline) is (cause == "compute")
+    assert (_MORE in judged(case, straggler).headline) is (cause == "compute")
 
 
 @pytest.mark.parametrize(
@@ -278,10 +281,10 @@ def test_a_larger_loss_than_that_of_the_first_finding_is_named_beside_it() -> No
     case = context(breakdown(0, **loss))
     (finding, *_) = evaluate(starved(80_000))
     launches = dataclasses.replace(finding, rule="launch-bound", title="Launch-bound", ceiling=100 / 89 - 1)
-    assert "A larger part, 26% of the step, is exposed transfer: no fix is known" in judged(case, launches).headline
+    assert f"Another 26% {_MORE} exposed transfer: no fix is known" in judged(case, launches).headline
     # A finding about transfers leaves the next one, which is larger than what both save.
     transfers = dataclasses.replace(launches, rule="nccl-environment", title="NCCL", ceiling=100 / 95 - 1)
-    assert "A larger part, 25% of the step, is waiting for a dep" in judged(case, launches, transfers).headline
+    assert f"Another 25% {_MORE} waiting for a dep" in judged(case, launches, transfers).headline
     alone = context(breakdown(0, idle_launch=11_000, idle_host=10_500))
     assert judged(alone, launches).headline == "Launch-bound."
 
@@ -456,7 +459,7 @@ class TestPipelines:
         case = waiting(made(FOUR), more={"exposed_comm_transfer": transfer * STEP_US})
         headline = judged(case, *evaluate(case)).headline
         assert headline.startswith("The pipeline bubble takes 30%")
-        assert ("A larger part, 50% of the step, is exposed transfer: no fix is known" in headline) is named
+        assert (f"Another 50% {_MORE} exposed transfer: no fix is known" in headline) is named
 
     def test_a_smaller_bubble_is_named_where_it_is_the_largest_loss(self) -> None:
         """Four times as many would bring 8%, of which half counts."""

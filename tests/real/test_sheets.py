@@ -204,6 +204,10 @@ def nothing(name: str) -> tuple[float, float]:
     return 0.0, 0.0
 
 
+_MORE = r"Another (\d+)% of the step, more than this change saves, is"
+"""What a headline says of a loss that is larger than what the first finding's change saves."""
+
+
 @dataclass(frozen=True)
 class Headline:
     """What the headline must say, with the share of the step in its group, if any, and why."""
@@ -219,7 +223,7 @@ HEADLINES = {
         "The device is idle 76 % of the step, and the host in one operator or call after the other.",
     ),
     "a100_rank3of8": Headline(
-        r"A larger part, (\d+)% of the step, is communication", communicating,
+        _MORE + r" communication", communicating,
         "Compute 60 %, then NCCL alone 19 %; with one rank of eight nobody can tell waits from transfers.",
     ),
     "h100_eager_single": Headline(r"compute takes (\d+)%", computing, "Kernels run 90 % of the step."),
@@ -232,7 +236,7 @@ HEADLINES = {
         "Kernels run 88 % of the step; nearly all of the rest the device waits for launches.",
     ),
     "recsys_ranks0-1of128": Headline(
-        r"A larger part, (\d+)% of the step, is communication, which may be waiting", communicating,
+        _MORE + r" communication, which may be waiting", communicating,
         "All-to-all runs alone 26 %, on 2 of 128 ranks; in 25 % kernels that were not sampled ran.",
     ),
     "resnet50_workers_0": Headline(
@@ -255,13 +259,13 @@ HEADLINES = {
         r"^(\d+)% of the step is communication, which may be", communicating, "gloo runs 179 of 210 ms, nothing else."
     ),
     "quirks/cuda_event_sync.json.gz": Headline(
-        r"A larger part, (\d+)% of the step, is launch-bound time", launching, "2.2 of 3.2 ms are one aten::empty."
+        _MORE + r" launch-bound time", launching, "2.2 of 3.2 ms are one aten::empty."
     ),
     "quirks/gpu_events_only.json.gz": Headline(
         r"^Launch-bound: devices wait (\d+)%", launching, "Kernels run 89 %; before the others the queue was empty."
     ),
     "quirks/mi250_rocm62.json.gz": Headline(
-        r"A larger part, (\d+)% of the step, is launch-bound time",
+        _MORE + r" launch-bound time",
         launching,
         "Kernels run 1 % of a toy step full of operators; the 8 % between operators is what a change can save.",
     ),

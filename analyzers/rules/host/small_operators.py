@@ -76,7 +76,8 @@ def _action(loop: LoopCost) -> Action:
 
 
 _FOREACH: Final = code(
-    "python", "torch._foreach_mul_(tensors, 0.9)  # instead of: for tensor in tensors: tensor.mul_(0.9)"
+    "python",
+    "with torch.no_grad():\n    torch._foreach_mul_(tensors, 0.9)  # not: for tensor in tensors: tensor.mul_(0.9)",
 )
 _PREPARATION: Final = (
     "If these augment or convert the batch, compile the function that does, which makes few kernels of many (on "
@@ -85,7 +86,10 @@ _PREPARATION: Final = (
     + "\nOr do it in the DataLoader's workers, where the loop does not wait for it."
 )
 _CLIPPING: Final = code("python", "torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm, foreach=True)")
-_AVERAGES: Final = code("python", "torch._foreach_lerp_(averages, list(model.parameters()), 1 - decay)")
+_AVERAGES: Final = code(
+    "python",
+    "with torch.no_grad():\n    torch._foreach_lerp_(averages, list(model.parameters()), 1 - decay)",
+)
 _OR_AVERAGED: Final = "Or torch.optim.swa_utils.AveragedModel with multi_avg_fn=get_ema_multi_avg_fn(decay)."
 _KNOWN: Final = (
     (re.compile("norm"), "", f"If this loop clips gradients, do it in one call:\n{_CLIPPING}\n"),

@@ -22,6 +22,14 @@ def test_steps_with_an_evaluation_are_left_out_as_of_the_recorded_ones() -> None
     assert unprofiled_step_ns(runs, job({0: {2, 4}}, steps=8)) == pytest.approx(82.5)
 
 
+def test_steps_with_an_evaluation_may_be_more_than_the_others() -> None:
+    """Every second one. Recorded: 1,100 with an evaluation, 100 without. The median of all is one with."""
+    runs = unprofiled(*[900, 80] * 8, 900)
+    recorded = job({0: {1, 3, 5, 7}}, steps=8)
+    assert unprofiled_step_ns(runs, recorded) == pytest.approx(80)
+    assert unprofiled_median_ns(runs, recorded) == 80
+
+
 def test_steps_that_evaluate_count_where_the_recorded_ones_do() -> None:
     runs = unprofiled(*[80, 80, 80, 90, 900] * 8)
     assert unprofiled_step_ns(runs, job({0: set(range(8))}, steps=8)) == pytest.approx(sum([80, 80, 80, 90, 900]) / 5)
