@@ -64,6 +64,8 @@ class LastArrivals:
     ranks: tuple[int, ...]
     shares: dict[str, tuple[float, ...]]
     """Group -> the share of each rank; all of them add up to 1."""
+    counted: int
+    """Collectives that these are shares of."""
 
 
 def last_arrivals(summary: Summary) -> LastArrivals | None:
@@ -81,7 +83,7 @@ def last_arrivals(summary: Summary) -> LastArrivals | None:
         name: tuple(math.fsum(counted[each].get(rank, 0.0) for each in members) / total for rank in ranks)
         for name, members in series.items()
     }
-    return LastArrivals(ranks, shares)
+    return LastArrivals(ranks, shares, round(total))
 
 
 def arrivals_figure(summary: Summary) -> Drawn | None:

@@ -13,6 +13,11 @@ from perfscope.results.communication.inspector import InspectorRow
 from perfscope.results.summary import Summary
 from perfscope.text import duration, known, percent, plural
 
+_FEWEST_ARRIVALS: Final = 16
+"""Collectives of which a rank may be the last by chance more often than not."""
+_SURE: Final = 4.0
+"""Standard deviations above an even share from which a rank is the last more often than by chance: that of independent
+collectives is once in 30,000 recordings."""
 INSPECTED_SHOWN: Final = 40
 """Rows of the table of NCCL Inspector on the page; the machine-readable result has more."""
 
@@ -26,9 +31,13 @@ def arrivals_reading(summary: Summary) -> str:
     most = max(range(len(together)), key=together.__getitem__)
     even = 1 / len(together)
     text = f"Rank {made.ranks[most]} arrives last in {percent(together[most])} of the collectives"
+    text += f"; evenly spread it would be {percent(even)}."
     if together[most] >= 2 * even:
-        return f"{text}; evenly spread it would be {percent(even)}. The other ranks wait for it."
-    return f"{text}; evenly spread it would be {percent(even)}. No rank stands out."
+        return f"{text} The other ranks wait for it."
+    deviations = (together[most] - even) / math.sqrt(even * (1 - even) / made.counted)
+    if made.counted < _FEWEST_ARRIVALS and deviations > 1:
+        return f"{text} {plural(made.counted, 'collective')} are too few to tell whether a rank stands out."
+    return f"{text} {'The other ranks often wait for it.' if deviations > _SURE else 'No rank stands out.'}"
 
 
 def overlap_reading(summary: Summary) -> str:

@@ -128,8 +128,10 @@ def _units(job: RuleContext, gathers: CollectiveTraffic) -> Finding | None:
     elif latency is not None and latency >= LATENCY and gathers.count > FEW * job.microbatches:
         mean = byte_size(gathers.bytes / gathers.count)
         problem = f"too small: latency dominates {gathers.count:.0f} gathers of {mean} per step"
-        bound_us, new = min(job.exposed_transfer_us, gathers.count * (gathers.alpha_us or 0.0) / 2), "larger units"
-        how = _wrap(job, "Units twice as large: two blocks together, or blocks without wrapping the layers inside them")
+        # Each unit has its hooks, copies and calls on the host as well, and its gradients are reduced alone.
+        bound_us = job.exposed_transfer_us + job.typical_us("idle_host") + job.typical_us("idle_launch")
+        new = "larger units"
+        how = _wrap(job, "Wrap less: whole blocks without the layers inside them, or two blocks together")
         costs = "Memory for gathered parameters grows with the unit."
     else:
         return None
