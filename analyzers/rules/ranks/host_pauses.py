@@ -35,6 +35,8 @@ EXPLAINED: Final = 0.5
 OF_TURNS: Final = 0.8
 """The same of ranks that pause in turn: each is brought to its peers' pace, and so keeps the pauses of a step in which
 half of them do. Where all pause, much more may be saved, by the same advice."""
+_ENOUGH: Final = 4
+"""Steps from which what all of them have comes of the program."""
 _CHANGE: Final = {"host.pauses": "0"}
 
 
@@ -135,33 +137,52 @@ def _own_loader(job: RuleContext, name: str) -> str:
 
 def _waited_us(job: RuleContext) -> float:
     """What threads wait for a core in their pauses, per step of a job on CPUs: at most what they wait in each step, or
-    in all where only that is recorded, and what is left of their pauses without what they sleep. 0 where it is not
-    recorded.
+    in all where only that is recorded, and what is left of their pauses without what they sleep, and what they run in
+    them. 0 where it is not recorded.
 
     Example: of pauses of 60 ms a thread sleeps 58, and it waits 80 ms for a core in the same step: 2 in its pauses, and
     the others where it computes.
     """
     if job.on_devices:
         return 0.0
-    awake_us = {rank: max(mean(job.per_step[rank].pausing_us) - us, 0.0) for rank, us in job.slept_us.items()}
+    most_us = {
+        rank: max(mean(each.pausing_us) - max(job.slept_us.get(rank, 0.0), _run_us(job, rank)), 0.0)
+        for rank, each in job.per_step.items()
+    }
     if job.core_us:
         in_pauses = [
-            _at_most(list(map(min, job.core_us[rank], each.pausing_us)), awake_us.get(rank))
+            _at_most(list(map(min, job.core_us[rank], each.pausing_us)), most_us[rank])
             for rank, each in job.per_step.items()
         ]
         return float(mean(map(max, zip(*in_pauses, strict=True))))
     waited_us = (
-        min(run.cpu.waited_ns / run.cpu.wall_ns * job.step_time_us, awake_us.get(rank, job.step_time_us))
+        min(run.cpu.waited_ns / run.cpu.wall_ns * job.step_time_us, most_us.get(rank, job.step_time_us))
         for rank, run in job.runs.items()
         if run.cpu is not None and run.cpu.waited_ns is not None and run.cpu.wall_ns
     )
     return max(waited_us, default=0.0)
 
 
-def _at_most(times: list[float], most: float | None) -> list[float]:
+def _run_us(job: RuleContext, rank: int) -> float:
+    """What a rank's thread runs in its pauses in every step, at least; 0 where steps are few, or it is not recorded.
+
+    A thread that has to wait for a core stops wherever it is: here long, there not. What pauses take in each step comes
+    of the program, and the thread runs in them for as much of the time as it does in the step.
+
+    Example: pauses take 25, 56, 27 and 34 ms, and of the time in which it wants a core the thread has one for 60 %.
+    Then it runs for 15 ms in each of them.
+    """
+    pausing_us, run = job.per_step[rank].pausing_us, job.runs.get(rank)
+    cpu = run.cpu if run is not None else None
+    if len(pausing_us) < _ENOUGH or cpu is None or cpu.waited_ns is None or not cpu.thread_ns:
+        return 0.0
+    return min(pausing_us) * cpu.thread_ns / (cpu.thread_ns + cpu.waited_ns)
+
+
+def _at_most(times: list[float], most: float) -> list[float]:
     """These in proportion, where their mean is more than ``most``."""
     found = mean(times)
-    return times if most is None or found <= most else [time * most / found for time in times]
+    return times if found <= most else [time * most / found for time in times]
 
 
 def _is_told(job: RuleContext, saved_us: float) -> bool:

@@ -184,7 +184,9 @@ def test_on_cpus_a_job_without_pauses_and_one_with_a_loader_are_not_accused(tmp_
 
 @pytest.mark.parametrize(("waited", "found"), [(0.0, True), (0.3, True), (0.45, False)])
 def test_on_cpus_threads_that_wait_for_a_core_are_not_said_to_pause(tmp_path, waited, found):
-    context = analyze(replace(CPU_JOB, causes=(Pause(pause_ns=20 * MS),)), tmp_path).context
+    """In every second step all pause for 40 ms, which are 42 % of the time."""
+    pause = Pause(pause_ns=40 * MS, steps=tuple(range(0, 40, 2)))
+    context = analyze(replace(CPU_JOB, causes=(pause,)), tmp_path).context
     cpu = CpuMetadata(steps=6, wall_ns=1000, process_ns=500, thread_ns=500, waited_ns=round(1000 * waited))
     runs = {rank: RunMetadata(rank=rank, cpu=cpu) for rank in context.ranks}
     assert (host_pauses.evaluate(replace(context, runs=runs)) is not None) == found
@@ -208,10 +210,11 @@ def test_on_cpus_waits_for_a_core_count_in_the_steps_that_pause(tmp_path, where,
 @pytest.mark.parametrize("each_step", [True, False])
 @pytest.mark.parametrize(("slept_ms", "found"), [(0, False), (1, False), (8, True), (20, True)])
 def test_on_cpus_a_pause_that_is_slept_is_no_wait_for_a_core(tmp_path, slept_ms, found, each_step):
-    """Of each step of 48 ms all pause for 20, and wait for a core for as long: in the pauses no longer than these are
-    without what is slept in them. 2.4 ms are 5 % of the step.
+    """In every second step all pause for 40 ms, and wait for a core for as long: in the pauses no longer than these are
+    without what is slept in them. 2.4 ms are 5 % of the mean step of 48.
     """
-    context = analyze(replace(CPU_JOB, causes=(Pause(pause_ns=20 * MS),)), tmp_path).context
+    pause = Pause(pause_ns=40 * MS, steps=tuple(range(0, 40, 2)))
+    context = analyze(replace(CPU_JOB, causes=(pause,)), tmp_path).context
     pausing = {rank: each.pausing_us for rank, each in context.per_step.items()}
     cpu = CpuMetadata(steps=6, wall_ns=1000, process_ns=550, thread_ns=550, waited_ns=450)
     runs = {rank: RunMetadata(rank=rank, cpu=cpu) for rank in context.ranks}
@@ -219,6 +222,18 @@ def test_on_cpus_a_pause_that_is_slept_is_no_wait_for_a_core(tmp_path, slept_ms,
     slept_us = dict.fromkeys(context.ranks, 1e3 * slept_ms)
     waiting = replace(context, runs=runs, core_us=core_us, slept_us=slept_us)
     assert (host_pauses.evaluate(waiting) is not None) == found
+
+
+@pytest.mark.parametrize(("thread_ns", "found"), [(550, True), (50, False)])
+def test_on_cpus_pauses_of_each_step_are_the_programs_as_far_as_the_thread_runs(tmp_path, thread_ns, found):
+    """Of each step of 48 ms all pause for 20. Threads that run for 55 % of the time in which they want a core ran 11 ms
+    of that, and those that run for 10 % 2 ms; 2.4 are 5 % of the step.
+    """
+    context = analyze(replace(CPU_JOB, causes=(Pause(pause_ns=20 * MS),)), tmp_path).context
+    cpu = CpuMetadata(steps=6, wall_ns=1000, process_ns=550, thread_ns=thread_ns, waited_ns=450)
+    runs = {rank: RunMetadata(rank=rank, cpu=cpu) for rank in context.ranks}
+    core_us = {rank: each.pausing_us for rank, each in context.per_step.items()}
+    assert (host_pauses.evaluate(replace(context, runs=runs, core_us=core_us)) is not None) == found
 
 
 @pytest.mark.parametrize(("part", "found"), [(0.9, False), (0.7, True)])
