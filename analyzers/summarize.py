@@ -35,7 +35,6 @@ from perfscope.analyzers.job.slow_operators import slow_operators
 from perfscope.analyzers.job.slow_transfers import slow_transfer_steps
 from perfscope.analyzers.job.strategies import job_strategies
 from perfscope.analyzers.job.system.notes import system_notes
-from perfscope.analyzers.job.system.table import system
 from perfscope.analyzers.job.tables.compiled import compiled_tables, kernels_with_sources, operators_with_sources
 from perfscope.analyzers.job.tables.groups import group_rows
 from perfscope.analyzers.job.tables.kernels import kernel_rows
@@ -88,7 +87,7 @@ def summarize(
     """
     replay = replay or replay_job(job, identified)
     runs, result = replay.runs, replay.result
-    pipeline, machines = find_pipeline(result, runs), system(job, result, runs)
+    pipeline, machines = find_pipeline(result, runs), replay.system
     late = _stragglers(replay)
     own = without_contention(late, result, runs, machines, replay.core_ns)
     groups, size = group_rows(result), world_size(result.partials, runs)

@@ -11,6 +11,7 @@ from perfscope.analyzers.job.aligned import AlignedJob, align_job
 from perfscope.analyzers.job.collectives.cost_model import CostModel, cost_models
 from perfscope.analyzers.job.hosts import find_hosts
 from perfscope.analyzers.job.identify import IdentifiedRanks
+from perfscope.analyzers.job.system.table import system
 from perfscope.analyzers.job.unprofiled import LongStepShare, long_step_share, ready_step_ns, unprofiled_step_ns
 from perfscope.analyzers.rank.partial import RankPartial
 from perfscope.analyzers.replay.engine import ReplayResult, replay
@@ -18,6 +19,7 @@ from perfscope.analyzers.replay.schedules import RecordedSchedules, record_sched
 from perfscope.frozen import dataclass
 from perfscope.recording.job import Job
 from perfscope.recording.metadata import RunMetadata
+from perfscope.results.system import System
 from perfscope.trace.trace import Int64
 
 
@@ -32,6 +34,8 @@ class JobReplay:
     models: tuple[CostModel, ...]
     core_ns: Mapping[int, Int64]
     """Rank -> for how long its training thread waited for a core in each used step; empty unless all recorded it."""
+    system: System | None
+    """What was sampled of the hosts; None where nothing was."""
 
     @functools.cached_property
     def unprofiled_ns(self) -> float | None:
@@ -65,6 +69,7 @@ def replay_job(job: Job, ranks: IdentifiedRanks) -> JobReplay:
         replay(recorded.schedules),
         cost_models(result.matched),
         core_waits(job.capture, runs, result),
+        system(job, result, runs),
     )
 
 

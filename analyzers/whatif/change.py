@@ -16,6 +16,7 @@ from typing import Final
 from perfscope.analyzers.job.aligned import AlignedJob
 from perfscope.analyzers.job.asleep import asleep_shares, waits_for_network
 from perfscope.analyzers.job.collectives.cost_model import CostModel
+from perfscope.analyzers.job.cores import SharedCores
 from perfscope.analyzers.job.unprofiled import LongStepShare
 from perfscope.analyzers.rank.intervals import Intervals
 from perfscope.analyzers.replay.engine import OpKind, ReplayResult
@@ -82,6 +83,8 @@ class Context:
     long_step_share: LongStepShare | None = None
     """Of the unprofiled steps, where the recorded ones hold another share of them: ``unprofiled_ns`` is then that of as
     many."""
+    shared_cores: tuple[SharedCores, ...] = ()
+    """Of each host that was sampled, who had its cores."""
     with_hosts: bool = False
     """Hosts are replayed beside their devices."""
     own_ns_of: Mapping[int, Int64] | None = None

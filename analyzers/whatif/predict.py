@@ -9,6 +9,7 @@ from dataclasses import field, replace
 from typing import Final
 from weakref import WeakKeyDictionary
 
+from perfscope.analyzers.job.cores import SharedCores, shared_cores
 from perfscope.analyzers.job.unprofiled import LongStepShare
 from perfscope.analyzers.replay.engine import replay
 from perfscope.analyzers.replay.job_replay import JobReplay
@@ -35,8 +36,10 @@ from perfscope.analyzers.whatif.ranges import (
     least_computed_ns,
     least_of_devices_ns,
     least_run_ns,
+    on_shared_cores_ns,
     quicker_alone_ns,
     range_around,
+    removed_ns,
     transfers_ns,
     unsure_shares,
     work_of_ranks,
@@ -215,9 +218,11 @@ def _predict(context: Context, settings: Mapping[str, str], middle: ChangedStep 
     changed = replace(changed, step_ns=changed.step_ns + _waits_in_any_case_ns(context, settings))
     of_ranks = any(name.startswith(_OF_RANK) for name in settings)
     needed, contended = (min(ns, measured) for ns in by_cores(context, settings, _paced(settings)))
-    mid = max(changed.step_ns * context.correction, needed)
+    replayed_mid = max(changed.step_ns * context.correction, needed)
+    mid = max(replayed_mid, on_shared_cores_ns(context, measured, changed))
     (fall, share), least_ns = unsure_shares(context, changed, steps, error, of_ranks=of_ranks)
     low, high = range_around(measured, mid, (fall, share), changed.sure)
+    low -= mid - replayed_mid  # other programs may leave the job more of the cores
     of_host_work = any(setting_named(name).of_host_work for name in settings)
     least, most = by_hosts(context, measured, mid, of_host_work=of_host_work)
     low, high = min(low, least * (1 - fall)), max(high, most) + context.result.longest_step_ns - context.result.step_ns
@@ -346,6 +351,7 @@ def _replay_changed(context: Context, settings: Mapping[str, str], leaning: int)
         computed, work = computed_ns(schedules), work_of_ranks(schedules)
     applied = _apply(schedules, question, [each for each in asked if each[0].order <= _SENDING])
     freed = freed_ns(context, sent, transfers_ns(schedules))
+    removed = {} if context.on_devices else removed_ns(context, (sent, work), schedules)
     applied += _apply(schedules, question, [each for each in asked if each[0].order > _SENDING])
     applied.append(speed.keep_copies(schedules, question, settings))
     longer_ns, shorter_ns = loader.of_turns_ns(context, schedules.loading_step_ns)
@@ -380,6 +386,7 @@ def _replay_changed(context: Context, settings: Mapping[str, str], leaning: int)
         of_loading,
         bool(unheld),
         question.assumptions(),
+        removed,
     )
 
 
@@ -466,7 +473,7 @@ def predictor(job: JobReplay, *, unprofiled: bool = False) -> Predictor | None:
         return None
     if unprofiled or job.ready_ns is not None:
         return Predictor(unprofiled_context(job), None if unprofiled else job.result.step_ns)
-    return Predictor(Context(job.result, job.recorded, job.models, job.runs))
+    return Predictor(Context(job.result, job.recorded, job.models, job.runs, shared_cores=_shared_cores(job)))
 
 
 def unprofiled_context(job: JobReplay) -> Context:
@@ -478,8 +485,12 @@ def unprofiled_context(job: JobReplay) -> Context:
         unprofiled_ns = long.step_ns
     return Context(
         job.result, job.recorded, job.models, job.runs, unprofiled_ns=unprofiled_ns, ready_ns=job.ready_ns,
-        long_step_share=long,
+        long_step_share=long, shared_cores=_shared_cores(job),
     )  # fmt: skip
+
+
+def _shared_cores(job: JobReplay) -> tuple[SharedCores, ...]:
+    return shared_cores(job.system, job.runs)
 
 
 def setting_named(name: str) -> Setting:

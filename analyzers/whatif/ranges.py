@@ -87,6 +87,8 @@ class ChangedStep:
     unheld: bool
     """They are taken not to."""
     assumed: tuple[str, ...]
+    removed_ns: Mapping[int, float]
+    """Rank -> CPU time that the change takes from a step, at most; empty on devices."""
 
 
 def unsure_shares(
@@ -255,6 +257,34 @@ def work_of_ranks(schedules: EditableSchedules) -> dict[int, RankWork]:
     """That of each rank."""
     issued = Counter(rank_op.rank for rank_op in schedules.issued())
     return {rank: RankWork(float(own_ns.sum()), issued[rank]) for rank, own_ns in _own_ns(schedules).items()}
+
+
+def removed_ns(
+    context: Context, before: tuple[Mapping[int, float], Mapping[int, RankWork]], after: EditableSchedules
+) -> dict[int, float]:
+    """Rank -> CPU time that a change takes from a step at most, ns, in the replay's time: what its training thread does
+    itself less, all of it taken to be that, and of its process's other threads what they did for transfers that are
+    left out. ``before``: the ranks' ``transfers_ns`` and ``work_of_ranks``.
+    """
+    steps = max(len(context.result.steps), 1)
+    sent, work = transfers_ns(after), work_of_ranks(after)
+    removed = {}
+    for rank, taken in before[0].items():
+        run = context.runs.get(rank)
+        cpu = run.cpu if run is not None else None
+        others_ns = max(cpu.process_ns - cpu.thread_ns, 0) / cpu.steps if cpu is not None and cpu.steps else 0.0
+        less = max(1 - sent[rank] / taken, 0.0) if taken else 0.0
+        removed[rank] = max(before[1][rank].own_ns - work[rank].own_ns, 0.0) / steps + less * others_ns
+    return removed
+
+
+def on_shared_cores_ns(context: Context, measured: float, changed: ChangedStep) -> float:
+    """What a step takes where other programs go on to use as much of the hosts' cores, no more than is ``measured``; 0
+    where that is not known.
+    """
+    removed = {rank: ns * context.correction for rank, ns in changed.removed_ns.items()}
+    least = (shared.least_ns(measured, removed) for shared in context.shared_cores)
+    return min(max(least, default=0.0), measured) if removed else 0.0
 
 
 def least_run_ns(before: Mapping[int, RankWork], after: Mapping[int, RankWork], context: Context) -> float:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from perfscope.analyzers.job.cores import cores_of, demands, needed_ns
+from perfscope.analyzers.job.cores import SharedCores, cores_of, demands, needed_ns, shared_cores
 from perfscope.recording.metadata import CpuMetadata, DataLoaderMetadata, RunMetadata
+from perfscope.results.system import HostRow, System
 
 MS = 1_000_000
 
@@ -82,3 +84,37 @@ def test_no_step_is_shorter_than_its_cpu_time_over_the_cores() -> None:
     assert needed_ns(demands(crowded, batches), 0, batches) == pytest.approx(80 * MS)
     bound = runs(run(0, count=1, cores="0"), run(1, count=1, cores="1", process_ns=600 * MS))
     assert needed_ns(demands(bound, batches), 0, batches) == pytest.approx(100 * MS)
+
+
+def sampled(**changes: Any) -> System:
+    """Two cores, of which the job uses 1.06 and others 0.9."""
+    unknown = dict.fromkeys(name for name in HostRow.__dataclass_fields__)
+    known = {"host": "a", "ranks": (0, 1), "samples": 9, "cores": 2, "cpu_share": 0.98, "job_cores": 1.06}
+    row = HostRow(**{**unknown, **known, **changes})
+    return System(hosts=(row,), devices=(), processes=(), window_us=(0.0, 1.0))
+
+
+def test_a_wait_that_ends_makes_others_wait_where_no_core_is_idle() -> None:
+    """Of the 1.1 cores that are the job's 0.04 run nothing: 3.6 of 100 ms. Two ranks of 10 ms less need 18.2 less."""
+    (shared,) = shared_cores(sampled(), {rank: replace(run(rank), backend="gloo") for rank in (0, 1)})
+    assert (shared.cores, shared.idle) == (pytest.approx(1.1), pytest.approx(0.04))
+    assert shared.least_ns(100.0, {}) == pytest.approx(96.36, abs=0.01)
+    assert shared.least_ns(100.0, {0: 10.0, 1: 10.0}) == pytest.approx(78.18, abs=0.01)
+    assert shared.least_ns(100.0, {0: 200.0}) == 0
+    assert SharedCores((0, 1), 2.0, 1.0).least_ns(100.0, {}) == 50
+
+
+@pytest.mark.parametrize(
+    ("changes", "of_host"),
+    [
+        ({"backend": "mpi"}, {}),  # may wait for messages with a core
+        ({"cpu_threads": 2}, {}),  # wait for one another with a core
+        ({}, {"job_cores": None}),
+        ({}, {"cores_usable": 1.0}),  # what else the host does with its cores is not the job's
+        ({}, {"job_cores": 0.0, "cpu_share": 1.0}),
+    ],
+)
+def test_whose_the_cores_are_is_not_known_everywhere(changes: dict[str, Any], of_host: dict[str, Any]) -> None:
+    ranks = {rank: replace(run(rank), **{"backend": "gloo", **changes}) for rank in (0, 1)}
+    assert not shared_cores(sampled(**of_host), ranks)
+    assert not shared_cores(None, ranks)

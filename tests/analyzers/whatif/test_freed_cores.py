@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from perfscope.analyzers.job.cores import SharedCores
 from perfscope.analyzers.whatif.predict import WhatIfAnswer, predict
 from perfscope.analyzers.whatif.ranges import RankWork, least_computed_ns, least_run_ns
 from perfscope.analyzers.whatif.whatif import context_of
 from perfscope.recording.metadata import CpuMetadata, RunMetadata
-from tests.generator import MS, US, JobSpec, Pause, ReduceEachMicrobatch, cpu_job, simulate, step_time_ns
+from tests.generator import MS, US, JobSpec, NetworkSpec, Pause, ReduceEachMicrobatch, cpu_job, simulate, step_time_ns
 
 CPUS = cpu_job(ranks=2, steps=6, microbatches=4, causes=(ReduceEachMicrobatch(),))
 DEVICES = JobSpec(ranks=2, steps=6, end_sync=True, microbatches=4, causes=(ReduceEachMicrobatch(),))
@@ -112,3 +113,20 @@ def test_what_is_added_to_computing_takes_none_of_it_away(tmp_path: Path) -> Non
     assert 0.8 * 5 * MS < same < 5 * MS
     assert least_computed_ns(before, {0: 36.0 * MS, 1: 36.0 * MS}, context, 0.0) == same
     assert least_computed_ns(before, {0: 24.0 * MS, 1: 24.0 * MS}, context, 0.0) == 0
+
+
+@pytest.mark.parametrize(("idle", "most_saved"), [(0.0, 0.0), (0.1, 0.1), (1.0, 1.0)])
+def test_waits_that_end_make_a_step_shorter_by_what_cores_were_idle(
+    idle: float, most_saved: float, tmp_path: Path
+) -> None:
+    """With a network that takes no time both ranks only compute, as much as before. Of a core that both have, this
+    share was idle: no more of the step is saved, however much the transfers took.
+    """
+    simulate(cpu_job(ranks=2, steps=6, network=NetworkSpec(busbw_gbps=0.05))).write(tmp_path)
+    context, faster = replace(context_of(tmp_path), runs={}), {"network.bandwidth": "1000x"}
+    alone = predict(context, faster)
+    found = predict(replace(context, shared_cores=(SharedCores((0, 1), 1.0, idle),)), faster)
+    assert alone.mid_ns < 0.85 * alone.measured_ns
+    assert found.mid_ns == pytest.approx(max(alone.mid_ns, (1 - most_saved) * alone.measured_ns))
+    assert found.low_ns == pytest.approx(alone.low_ns, rel=0.02), "others may leave the cores to the job"
+    assert found.high_ns >= found.mid_ns
