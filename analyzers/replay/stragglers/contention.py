@@ -108,8 +108,8 @@ def _is_contention(
         return False
     least_ns = MOSTLY * row.lost_us * 1e3
     usual = _usual(mine, on_cores) if row.scope != "job" else None
-    if usual is not None and all(_works_longer(on_cores[rank], usual) >= row.lost_us * 1e3 for rank in mine):
-        return False  # whenever it is late, it has that much more to do
+    if usual is not None and all(_is_late_by_itself(on_cores[rank], usual, row, result) for rank in mine):
+        return False  # whenever it is late, it has most of that to do
     if row.scope == "job" and row.cause != "host" and _more_work(mine, result, on_cores) >= least_ns:
         return False
     slept = all(rank in on_cores and on_cores[rank].blocked_ns >= least_ns for rank in mine)
@@ -117,8 +117,7 @@ def _is_contention(
     if told is not None:
         return told
     if row.scope == "job":
-        late = row.cause != "host" and not flops_vary(flops_per_step(result, result.partials))
-        return late and _least(on_cores, result.partials) >= least_ns
+        return _waits_in_turn(row, result, on_cores)
     if all(stolen.get(rank, 0.0) * result.step_ns >= least_ns for rank in mine):
         return True
     if usual is None:
@@ -128,6 +127,18 @@ def _is_contention(
     if any(on_cores[rank].blocked_ns - usual.blocked_ns >= BY_ITSELF * result.step_ns for rank in mine):
         return False
     return all(_waits_as_others_do(on_cores[rank], usual, least_ns) for rank in mine)
+
+
+def _waits_in_turn(row: StragglerRow, result: AlignedJob, on_cores: Mapping[int, _OnCores]) -> bool:
+    """Do ranks that are late in turn, which each step's waits do not tell of, wait for a core as long? Those that pause
+    in turn must not sleep.
+    """
+    least_waited = _least(on_cores, result.partials)
+    if row.cause == "host":
+        awake = all(rank in on_cores and on_cores[rank].blocked_ns < MOSTLY * row.lost_us * 1e3 for rank in row.members)
+        return awake and row.lost_us * 1e3 <= OF_WAITS * least_waited
+    same_work = not flops_vary(flops_per_step(result, result.partials))
+    return same_work and least_waited >= MOSTLY * row.lost_us * 1e3
 
 
 def _told_by_steps(row: StragglerRow, result: AlignedJob, core_ns: Mapping[int, Int64], *, slept: bool) -> bool | None:
@@ -203,6 +214,13 @@ def _late_steps(own: Float64, mine: Sequence[int], costs: Bool, *, in_turn: bool
     above = own[mine] - np.median(own[mine], axis=1, keepdims=True)
     late[np.asarray(mine)[above.argmax(axis=0)], np.arange(own.shape[1])] = costs
     return late
+
+
+def _is_late_by_itself(mine: _OnCores, usual: _OnCores, row: StragglerRow, result: AlignedJob) -> bool:
+    """Has a rank more work than its peers for most of what it costs, or does it block for all of that?"""
+    if _works_longer(mine, usual) >= MOSTLY * row.lost_us * 1e3:
+        return True
+    return mine.blocked_ns - usual.blocked_ns >= max(row.lost_us * 1e3, BY_ITSELF * result.step_ns)
 
 
 def _waits_as_others_do(mine: _OnCores, usual: _OnCores, least_ns: float) -> bool:

@@ -105,6 +105,42 @@ def test_each_step_s_waits_tell_what_makes_ranks_late_in_turn(result: AlignedJob
     assert bool(found) is named
 
 
+@pytest.mark.parametrize(
+    ("ran_ms", "asleep_ms", "named"),
+    [(8.0, 0.0, False), (10.7, 0.0, True), (8.0, 4.0, False), (8.0, 5.5, True)],
+    ids=["the same work", "a third more work", "sleeps for less than it costs", "sleeps for all of it"],
+)
+def test_what_a_rank_does_itself_for_most_of_its_cost_names_it(
+    result: AlignedJob, ran_ms: float, asleep_ms: float, named: bool
+) -> None:
+    """Rank 1 is late by 10 ms in every second step, which costs 5 on the mean; of these 10 it waits 9 for a core."""
+    late = np.arange(len(result.steps)) % 2 == 0
+    own = {rank: np.zeros_like(totals) for rank, totals in result.totals.items()}
+    own[1][late, TimeCategory.HOST] = 10_000_000
+    core = {rank: np.full(len(result.steps), 10_000_000) for rank in own}
+    core[1][late] += 9_000_000
+    runs = on_cores(*[(8.0, 10.0)] * 4)
+    for rank, (ran, asleep) in enumerate([(8.0, 0.0), (ran_ms, asleep_ms), (8.0, 0.0), (8.0, 0.0)]):
+        cpu = CpuMetadata(
+            steps=2, wall_ns=round(2e6 * (ran + 10.0 + asleep)), thread_ns=round(2e6 * ran), waited_ns=20_000_000
+        )
+        runs[rank] = replace(runs[rank], cpu=cpu)
+    row = replace(SOMETIMES, cause="host", steps=tuple(result.steps[late].tolist()))
+    assert bool(without_contention([row], replace(result, totals=own), runs, None, core)) is named
+
+
+@pytest.mark.parametrize(("asleep_ms", "lost_ms", "named"), [(0.0, 5.0, False), (3.0, 5.0, True), (0.0, 6.0, True)])
+def test_ranks_that_pause_in_turn_and_never_sleep_may_wait_for_a_core(
+    result: AlignedJob, asleep_ms: float, lost_ms: float, named: bool
+) -> None:
+    """All wait 10 ms of each step for a core, and none sleeps: half of that may be late here and there."""
+    cpu = CpuMetadata(steps=2, wall_ns=round(2e6 * (18.0 + asleep_ms)), thread_ns=16_000_000, waited_ns=20_000_000)
+    runs = {rank: RunMetadata(rank=rank, cpu=cpu) for rank in range(4)}
+    quiet = replace(result, totals={rank: np.zeros_like(totals) for rank, totals in result.totals.items()})
+    row = replace(IN_TURN, cause="host", lost_us=1e3 * lost_ms)
+    assert bool(without_contention([row], quiet, runs, None)) is named
+
+
 WORK = {
     "rank 1 has three times as much": ([2.0, 6.0, 2.0, 2.0], (6.0, 18.0)),
     "others have more": ([3.0, 1.0, 1.0, 1.0], (9.0, 9.0)),
