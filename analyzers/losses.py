@@ -33,7 +33,8 @@ _ABOUT: Final = {
     "host-pauses": ("idle_host",),
     "checkpoint-saving": ("idle_host",),
     "host-syncs": ("idle_sync",),
-    **dict.fromkeys(("mixed-precision", "optimizer-kernels"), ()),
+    **dict.fromkeys(("small-operators",), ("idle_launch", "idle_host")),
+    **dict.fromkeys(("mixed-precision", "optimizer-kernels", "channels-last", "filled-tensors"), ()),
 }
 """Rule -> the categories that its change shortens; every other rule is about transfers."""
 

@@ -128,16 +128,23 @@ def role_by_traffic(traffic: GroupTraffic) -> tuple[str, str]:
         return "pipeline", "sends and recvs"
     if most("all_to_all"):
         return _swapping(traffic)
-    if most("all_gather", "reduce_scatter") and traffic.gathers_first is not None:
-        in_turn = traffic.gathers_first <= 2 and traffic.alternating >= _ALTERNATING
-        if in_turn and traffic.per_step >= _OFTEN:
-            return "tensor", "all-gathers and reduce-scatters in turn, all through the step"
-        return "shard", "all-gathers and reduce-scatters"
+    if traffic.replicas and share.get("all_reduce") and most("all_reduce", "broadcast"):
+        return "data", "DistributedDataParallel's all-reduces and broadcasts"
     if most("all_gather", "reduce_scatter", "reduce", "broadcast"):
-        return "shard", "gradients reduced to their owners or parameters gathered from them"
+        return _sharding(traffic, alone=most("all_gather", "reduce_scatter"))
     if most("all_reduce"):
         return _reducing(traffic)
     return "unknown", "no kind of collective prevails"
+
+
+def _sharding(traffic: GroupTraffic, *, alone: bool) -> tuple[str, str]:
+    """Of parameters, or of activations in each layer? ``alone``: nearly all are all-gathers and reduce-scatters."""
+    if not alone or traffic.gathers_first is None:
+        return "shard", "gradients reduced to their owners or parameters gathered from them"
+    in_turn = traffic.gathers_first <= 2 and traffic.alternating >= _ALTERNATING
+    if in_turn and traffic.per_step >= _OFTEN:
+        return "tensor", "all-gathers and reduce-scatters in turn, all through the step"
+    return "shard", "all-gathers and reduce-scatters"
 
 
 def _swapping(traffic: GroupTraffic) -> tuple[str, str]:

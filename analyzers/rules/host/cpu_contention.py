@@ -53,8 +53,12 @@ class _Crowded:
 
     @property
     def others(self) -> float | None:
-        """Cores' worth of time that processes of nobody in the job use; None where that was not recorded."""
-        return None if self.row is None else self.row.other_cores
+        """Cores' worth of time that processes of nobody in the job use; None where that was not recorded, and where the
+        ranks may use a part of the host's cores: what the others use of these is not known.
+        """
+        if self.row is None or (self.row.cores_usable or self.cores) < (self.row.cores or 0):
+            return None
+        return self.row.other_cores
 
     @property
     def is_own(self) -> bool:

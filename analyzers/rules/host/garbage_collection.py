@@ -19,6 +19,8 @@ SHARE: Final = 0.02
 """Least share of the step: the noise floor, because the pauses are recorded."""
 _ON_ALL: Final = "Collect garbage on all ranks at the same step, every 500 steps, instead of when Python starts it."
 _OWN: Final = " It runs in every step: if the script calls gc.collect() itself, call it in fewer."
+_ALIKE: Final = 0.5
+"""Part of the mean collection that the shortest of calls of the script takes at least."""
 EXPLAINED: Final = 0.5
 """Share of the straggler cost that collections must reach to be its cause."""
 
@@ -84,8 +86,13 @@ def _evidence(
 
 
 def _in_every_step(job: RuleContext) -> bool:
-    """Does any rank collect in each of several steps? Python does that only by its own count of objects."""
-    return any(len(each.collecting_us) >= FEW_STEPS and all(each.collecting_us) for each in job.per_step.values())
+    """Does any rank collect in each of several steps, for about as long? Python collects for now and then much longer,
+    by its own count of objects.
+    """
+    return any(
+        len(each.collecting_us) >= FEW_STEPS and min(each.collecting_us) >= _ALIKE * mean(each.collecting_us) > 0
+        for each in job.per_step.values()
+    )
 
 
 def _how(job: RuleContext) -> str:

@@ -134,6 +134,9 @@ DDP = GroupTraffic(
         (replace(DDP, early_reduced=0.3), "unknown"),
         (replace(DDP, early_reduced=0.3, in_turn=0.9, replicas=True), "data"),
         (replace(DDP, early_reduced=None), "unknown"),
+        # Buffers that are broadcast may take most of the time where gradients are few.
+        (replace(DDP, share={"all_reduce": 0.3, "broadcast": 0.7}, replicas=True), "data"),
+        (replace(DDP, share={"all_reduce": 0.3, "broadcast": 0.7}), "shard"),
         (replace(DDP, share={"all_gather": 0.6, "reduce_scatter": 0.4}, gathers_first=12.0), "shard"),
         (replace(DDP, share={"all_gather": 0.5, "reduce_scatter": 0.5}, gathers_first=1.0, alternating=0.7), "tensor"),
         (

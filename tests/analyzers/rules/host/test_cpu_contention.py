@@ -116,3 +116,13 @@ def test_with_devices_only_the_hosts_part_of_the_step_counts() -> None:
 )
 def test_near_misses(changes: dict[str, Any]) -> None:
     assert evaluate(**changes) is None
+
+
+def test_what_others_use_of_a_part_of_the_cores_is_not_known() -> None:
+    """Each rank may run on one of the host's two cores."""
+    blank = dict.fromkeys(HostRow.__dataclass_fields__)
+    known = {"host": "node7", "ranks": (0, 1), "samples": 10, "cores": 2, "cpu_share": 1.0, "job_cores": 1.0}
+    for usable, said in ((None, True), (2, True), (1, False)):
+        found = evaluate(waited=0.3, workers=1, host=HostRow(**{**blank, **known, "cores_usable": usable}))
+        assert found is not None
+        assert ("of which other processes use" in found.title) is said

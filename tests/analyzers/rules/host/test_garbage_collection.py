@@ -86,7 +86,9 @@ def test_megatron_has_arguments_for_it(in_turn):
     assert finding.action.how.splitlines()[1] == "--manual-gc --manual-gc-interval 500"
 
 
-@pytest.mark.parametrize(("pauses", "said"), [((900.0,) * 8, True), ((900.0,) * 7 + (0.0,), False)])
+@pytest.mark.parametrize(
+    ("pauses", "said"), [((900.0,) * 8, True), ((900.0,) * 7 + (0.0,), False), ((100.0,) * 7 + (6500.0,), False)]
+)
 def test_collections_in_every_step_may_be_the_script_s_own(together, pauses, said):
     steps = {rank: replace(each, collecting_us=pauses) for rank, each in together.context.per_step.items()}
     finding = garbage_collection.evaluate(replace(together.context, per_step=steps))
