@@ -57,6 +57,9 @@ _MOSTLY: Final = 0.5
 
 _PYTHON_FUNCTION: Final = re.compile(r"^(?P<file>.*\.py)\((?P<line>\d+)\): (?P<name>.*)$")
 
+_FUNCTIONS: Final = 3
+"""Python functions that are named where none has most of the host time."""
+
 FEW_LAUNCHES: Final = 20
 """Least launches per step of a job that launches can limit where each waits for long: idle time with fewer is one slow
 call (an allocation, a kernel that is compiled or loaded at its first use), which is another problem."""
@@ -184,6 +187,8 @@ def where_to_look(category: str, summary: Summary) -> str:
         return "look at what the host does then: record its operators too (ProfilerActivity.CPU; perfscope run does)"
     if category == _TRANSFER and _is_unsized(summary):
         return _UNSIZED
+    if category == "idle_host" and (functions := _functions(summary)):
+        return f"look at what the host runs between operators, most of it in these Python functions: {functions}"
     return f"look at {_LOOK[category].format(stacks=recorder)}"
 
 
@@ -216,13 +221,24 @@ def _compiles(summary: Summary) -> bool:
 def named_host(summary: Summary) -> str:
     """What most of all ranks' host time is spent in, where that has a name; empty otherwise."""
     total = sum(row.idle_host_us for row in summary.time_breakdown)
-    named: Counter[str] = Counter()
-    for row in summary.time_breakdown:
-        named.update(row.named_host_us)
-    name, time = max(named.items(), key=lambda item: item[1], default=("", 0.0))
+    name, time = max(_named_us(summary).items(), key=lambda item: item[1], default=("", 0.0))
     if time < _MOSTLY * total or not time:
         return ""
     return host_work(name)
+
+
+def _named_us(summary: Summary) -> Counter[str]:
+    """All ranks' host time by its names."""
+    named: Counter[str] = Counter()
+    for row in summary.time_breakdown:
+        named.update(row.named_host_us)
+    return named
+
+
+def _functions(summary: Summary) -> str:
+    """The Python functions with most of the host time, where stacks were recorded; empty without."""
+    functions = Counter({name: us for name, us in _named_us(summary).items() if _PYTHON_FUNCTION.match(name)})
+    return ", ".join(host_work(name) for name, _ in functions.most_common(_FUNCTIONS))
 
 
 def host_work(name: str) -> str:

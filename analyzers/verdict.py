@@ -21,6 +21,7 @@ from perfscope.analyzers.losses import (
     is_bound,
     largest,
     losses,
+    named_host,
     profiling_effect,
     waits_for,
     where_to_look,
@@ -40,6 +41,12 @@ LARGE: Final = 0.20
 
 NAMED: Final = 0.10
 """From this share of the step a loss without a known change is named beside a smaller one with one."""
+
+_MORE: Final = 0.02
+"""By which share of the step such a loss is larger than what the first finding's change saves: else they are alike."""
+
+_GAIN_UNKNOWN: Final = "What a change saves is not known"
+"""Of host time that has a name: where to look is known."""
 
 MOST_OF_TIME: Final = 0.5
 """From this share of the recorded time in steps with an evaluation, which are left out, these come first; in other
@@ -211,7 +218,8 @@ def _of_training(summary: Summary) -> Verdict:
         return Verdict(
             headline=f"{share:.0%} of the step is {what}{besides}; compute takes {compute:.0%}.",
             healthy=False,
-            first_action=f"{NO_FIX}: {where_to_look(category, summary)}.",
+            first_action=f"{_GAIN_UNKNOWN if _is_named_host(category, summary) else NO_FIX}: "
+            f"{where_to_look(category, summary)}.",
         )
     busy = f"compute takes {percent(compute)} of the step"
     busy += f"; the pipeline bubble takes {bubble}" if bubble else ""
@@ -267,9 +275,10 @@ def _limited(summary: Summary, serious: list[Finding]) -> Verdict:
     recoverable = _share(first, summary)
     if share >= NAMED and category == WAIT and (first.rule in _OF_CORES or waits_for(summary, serious)):
         headline += f" Ranks wait for late ones for {share:.0%} of the step on average, mostly for the same reason."
-    elif share >= NAMED and share > recoverable:
+    elif share >= NAMED and share >= recoverable + _MORE:
         what = in_words(category, share, summary)
-        headline += f" Another {share:.0%} of the step, more than this change saves, is {what}: no fix is known; "
+        known = lower_first(_GAIN_UNKNOWN if _is_named_host(category, summary) else NO_FIX)
+        headline += f" Another {share:.0%} of the step, more than this change saves, is {what}: {known}; "
         headline += f"{where_to_look(category, summary)}."
     late = next((finding for finding in serious[1:] if finding.rule == STRAGGLING_RANK), None)
     if late is not None and _share(late, summary) >= NAMED:
@@ -279,6 +288,11 @@ def _limited(summary: Summary, serious: list[Finding]) -> Verdict:
         headline += " Part of it, or all, may be waiting for ranks that were not recorded."
         action = f"Record all ranks. If none is late: {lower_first(action)}"
     return Verdict(headline=headline, healthy=False, first_action=action)
+
+
+def _is_named_host(category: str, summary: Summary) -> bool:
+    """Does most of the host's time have a name? That is where to change something, whatever it brings."""
+    return category == "idle_host" and bool(named_host(summary))
 
 
 def _share(finding: Finding, summary: Summary) -> float:

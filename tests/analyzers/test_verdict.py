@@ -162,11 +162,21 @@ def test_host_time_that_has_a_name_is_named() -> None:
     verdict = judged(context(row))
     assert verdict.headline.startswith("58% of the step is host time, mostly in preprocess (pipelines/video.py:129);")
     assert verdict.first_action is not None
-    assert "look at what preprocess (pipelines/video.py:129) does" in verdict.first_action
+    assert verdict.first_action.startswith("What a change saves is not known: look at what preprocess (pipelines/vid")
     collecting = dataclasses.replace(row, named_host_us={"garbage collection": 30_000.0})
     assert "mostly in garbage collection" in judged(context(collecting)).headline
-    spread = dataclasses.replace(row, named_host_us={function: 28_000.0})
+    names = {function: 28_000.0, "log.py(7): write": 9_000.0, "saving": 9_000.0}
+    spread = dataclasses.replace(row, named_host_us=names)
     assert "mostly" not in judged(context(spread)).headline
+    operator = OperatorRow(
+        name="aten::mm", operator_class="matrix", count_per_step=1.0, device_us_per_step=0.0, host_us_per_step=9.0,
+        kernels_per_step=0.0, flops_per_step=None, tflops=None, share_of_peak=None, dtype=None,
+    )  # fmt: skip
+    assert str(judged(context(spread, operators=(operator,))).first_action).endswith(
+        "most of it in these Python functions: preprocess (pipelines/video.py:129), write (log.py:7)."
+    )
+    unnamed = judged(context(breakdown(0, idle_host=58_000), operators=(operator,)))
+    assert "perfscope run --stacks names its Python functions" in str(unnamed.first_action)
 
 
 def test_idle_time_of_few_launches_is_that_of_slow_calls() -> None:

@@ -35,6 +35,8 @@ EXPLAINED: Final = 0.5
 OF_TURNS: Final = 0.8
 """The same of ranks that pause in turn: each is brought to its peers' pace, and so keeps the pauses of a step in which
 half of them do. Where all pause, much more may be saved, by the same advice."""
+_SMALLER: Final = 0.5
+"""Part of the pauses that waits for batches take at most where the pauses are what to look at."""
 _ENOUGH: Final = 4
 """Steps from which what all of them have comes of the program."""
 _CHANGE: Final = {"host.pauses": "0"}
@@ -51,9 +53,12 @@ def evaluate(job: RuleContext) -> Finding | None:
     if job.typical_us("idle_unknown") >= SHARE * job.step_time_us:
         return None  # where events are missing, a host that seems to pause may run operators
     step = job.replayed(_CHANGE, SHARE)
-    if step is None or _is_told(job, step[1] - computing_us):
+    if step is None:
+        prediction, saved_us = None, _if_workers_are_faster(job, longest_us) - computing_us
+    else:
+        prediction, saved_us = step[0].plus(computing_us), step[1] - computing_us
+    if _is_told(job, saved_us):
         return None
-    prediction, saved_us = step[0].plus(computing_us), step[1] - computing_us
     # Where the replay saves less than the pauses take, it saves less of what they wait for a core, too.
     waited_us = _waited_us(job) * min(saved_us / longest_us, 1.0)
     if saved_us - waited_us < SHARE * job.step_time_us:
@@ -92,36 +97,52 @@ def evaluate(job: RuleContext) -> Finding | None:
             "pause the host, as does Python's garbage collector: move them into DataLoader workers or a thread, "
             f"{fewer}.",
         ),
-        confidence=Confidence.LOW if lone else job.confidence(),
+        confidence=Confidence.LOW if lone or prediction is None else job.confidence(),
         # Without steps, or by one of them, nothing says that a pause comes again: what it costs is a bound.
         predicted=prediction if job.steps and not lone else None,
         # What an optimizer computes on the CPU looks like a pause, too, and stays.
-        whatif=_CHANGE if job.steps and not lone and not computing_us else None,
+        whatif=_CHANGE if prediction is not None and job.steps and not lone and not computing_us else None,
     )
 
 
-def _less(job: RuleContext, prediction: Prediction) -> float:
-    """By which share the step is shorter without its pauses: that without the profiler, where it is known."""
+def _if_workers_are_faster(job: RuleContext, longest_us: float) -> float:
+    """What pauses cost at most where it is not known how fast loader workers are, and these may set the job's pace
+    whatever the hosts do: as much as a prediction leaves open. 0 where nothing is left open, or waits for batches are
+    no smaller.
+    """
+    prediction = job.predict(_CHANGE) if job.predict is not None else None
+    loading_us = job.typical_us("idle_dataloader")
+    if prediction is None or not 0 < loading_us <= _SMALLER * longest_us:
+        return 0.0
+    return max(min(job.step_time_us - prediction.low, longest_us), 0.0)
+
+
+def _less(job: RuleContext, prediction: Prediction | None) -> float | None:
+    """By which share the step is shorter without its pauses: that without the profiler, where it is known. None where
+    it is not predicted.
+    """
+    if prediction is None:
+        return None
     return 1 - job.without_profiler(prediction, _CHANGE)[0].mid / job.info.step_us
 
 
 def _title(
-    job: RuleContext, ranks: tuple[int, ...], name: str, saved_us: float, shorter: float, *, together: bool
+    job: RuleContext, ranks: tuple[int, ...], name: str, saved_us: float, shorter: float | None, *, together: bool
 ) -> str:
-    """What pauses, in few steps or in most, and what the step takes less without: less than devices are idle where
-    these are behind their hosts, and more where ranks pause in turn, for each of which all wait, or together, now one
-    for longest and now another.
+    """What pauses, in few steps or in most, and what the step takes less without, where that is known: less than
+    devices are idle where these are behind their hosts, and more where ranks pause in turn, for each of which all wait,
+    or together, now one for longest and now another.
     """
     between = "host time between operators" if job.summary.operators else "host time without a call to the devices"
     where = f", mostly in {name}" if name else ""
     saved = job.share(saved_us)
     idle = job.share(mean(row.idle_host_us for row in job.summary.time_breakdown if row.rank in ranks))
-    more = saved - idle >= SAME_SHARE and len(ranks) > 1
+    more = shorter is not None and saved - idle >= SAME_SHARE and len(ranks) > 1
     if more and not together:
         who = ranks_in_words(ranks).capitalize()
         return f"{who} pause in turn ({between}{where}); without these pauses the step takes {shorter:.0%} less"
     who = "" if len(ranks) == len(job.ranks) else f" of {ranks_in_words(ranks)}"
-    differs = more or idle - saved >= SAME_SHARE
+    differs = shorter is not None and (more or idle - saved >= SAME_SHARE)
     less = f"; without its pauses the step takes {shorter:.0%} less" if differs else ""
     few, steps = pausing_steps(job, ranks), len(job.info.steps)
     of, often = ("the step", "") if few is None else ("the time", f", in {few} of {steps} steps")

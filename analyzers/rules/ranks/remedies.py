@@ -88,6 +88,12 @@ _VARYING_CORES: Final = (
     "Look for what else runs on the cores (top shows it), for CPU frequencies that change, and for more threads than "
     "cores."
 )
+_VARYING_SPEED: Final = (
+    "Threads hardly wait for a core, so look for CPU frequencies that change, and for caches and memory that the ranks "
+    "share."
+)
+_HARDLY: Final = 0.05
+"""Share of their steps up to which threads hardly wait for a core."""
 _VARYING_CLOCKS: Final = (
     "Look for clocks, power caps and temperatures that change ({clocks}), and for "
     "kernels that take longer beside communication."
@@ -163,7 +169,8 @@ _OTHER_SHAPES: Final = (
 
 def by_cause(job: RuleContext, cause: str, who: str) -> str:
     """The remedy of one cause of several."""
-    return _written(job, OF_CAUSE[cause], who, ANYWHERE)
+    template = _SLOW_ON_CPU if cause == "compute" and not job.on_devices else OF_CAUSE[cause]
+    return _written(job, template, who, ANYWHERE)
 
 
 def by_straggler(job: RuleContext, worst: StragglerRow, who: str) -> str:
@@ -179,7 +186,7 @@ def _written(job: RuleContext, template: str, who: str, place: str) -> str:
 
 def _template(job: RuleContext, worst: StragglerRow, pauses_in: str) -> str:
     run = job.runs.get(worst.rank)
-    is_cpu = run is not None and run.device.type == "cpu"
+    is_cpu = not job.on_devices or (run is not None and run.device.type == "cpu")
     if worst.scope == "job" and worst.cause == "compute":
         return _of_slow_in_turn(job, worst, is_cpu=is_cpu)
     if worst.scope == "job" and worst.cause == "host":
@@ -187,7 +194,7 @@ def _template(job: RuleContext, worst: StragglerRow, pauses_in: str) -> str:
     if worst.scope == "job":
         return OF_CAUSE[worst.cause]
     if worst.scope == "host":
-        return _OF_WHOLE_HOST.get(worst.cause, _WHOLE_HOST)
+        return _OF_WHOLE_HOST.get(worst.cause, _CORES_OF_HOST if is_cpu else _WHOLE_HOST)
     if worst.scope == "stage":
         return _WHOLE_STAGE
     if worst.scope == "link":
@@ -216,8 +223,27 @@ def _of_slow_in_turn(job: RuleContext, worst: StragglerRow, *, is_cpu: bool) -> 
         return _SLOW_ON_CPU if is_cpu else _FEW_IN_TURN
     spread = flops_spread(job)
     if spread is not None and spread < SPREAD:
-        return _EQUAL_WORK + (_VARYING_CORES if is_cpu else _VARYING_CLOCKS)
+        on_cores = _VARYING_SPEED if _hardly_wait(job) else _VARYING_CORES
+        return _EQUAL_WORK + (on_cores if is_cpu else _VARYING_CLOCKS)
     return _VARYING + (_RECORD_SHAPES if spread is None else "")
+
+
+def _hardly_wait(job: RuleContext) -> bool:
+    """Is it known of all ranks that their training threads seldom wait for a core?"""
+    cpus = _cpus(job)
+    return len(cpus) == len(job.ranks) and all(
+        cpu.waited_ns is not None and cpu.waited_ns <= _HARDLY * cpu.wall_ns for cpu in cpus.values()
+    )
+
+
+def knows_waits_for_cores(job: RuleContext, worst: StragglerRow) -> bool:
+    """Is it recorded for how long the training threads of these ranks waited for a core, where that may make them late?
+    A straggler of a job on devices is told by these.
+    """
+    if job.on_devices or worst.cause not in _SLOWED_BY_THREADS:
+        return True
+    cpus = _cpus(job)
+    return all(rank in cpus and cpus[rank].waited_ns is not None for rank in worst.members)
 
 
 def slow_operator(job: RuleContext, worst: StragglerRow) -> SlowOperator | None:

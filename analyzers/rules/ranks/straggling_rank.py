@@ -23,6 +23,7 @@ from perfscope.analyzers.rules.ranks.remedies import (
     by_cause,
     by_straggler,
     in_operator,
+    knows_waits_for_cores,
     over_others,
     slow_operator,
     waits_for_cores,
@@ -141,10 +142,17 @@ def evaluate(job: RuleContext) -> Finding | None:
             new=None,
             how="\n".join((*_again(job, worst, _remedy(job, worst)), *_not_recorded(job, worst), *unsure)),
         ),
-        confidence=Confidence.LOW if unsure else Confidence(worst.confidence),
+        confidence=_confidence(job, worst, unsure=bool(unsure)),
         predicted=prediction,
         whatif={} if unsure or accident else _whatif(job, worst),
     )
+
+
+def _confidence(job: RuleContext, worst: StragglerRow, *, unsure: bool) -> Confidence:
+    found = Confidence(worst.confidence)
+    if unsure:
+        return Confidence.LOW
+    return Confidence.MEDIUM if found is Confidence.HIGH and not knows_waits_for_cores(job, worst) else found
 
 
 def _may_be_accident(job: RuleContext, row: StragglerRow) -> bool:

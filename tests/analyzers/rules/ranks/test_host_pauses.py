@@ -236,6 +236,33 @@ def test_on_cpus_pauses_of_each_step_are_the_programs_as_far_as_the_thread_runs(
     assert (host_pauses.evaluate(replace(context, runs=runs, core_us=core_us)) is not None) == found
 
 
+@pytest.mark.parametrize(
+    ("low_us", "loading_us", "found"),
+    [(20_000.0, 2_000.0, True), (38_000.0, 2_000.0, True), (20_000.0, 15_000.0, False), (20_000.0, 0.0, False)],
+)
+def test_where_workers_may_set_the_pace_pauses_are_a_bound(tmp_path, low_us, loading_us, found):
+    """Of each step of 48 ms all pause for 20. It is not known how fast the loader's workers are: without the pauses the
+    step may take as long, or as little as ``low_us``; and all wait for batches.
+    """
+    context = analyze(replace(CPU_JOB, causes=(Pause(pause_ns=20 * MS),)), tmp_path).context
+    rows = tuple(replace(row, idle_dataloader_us=loading_us) for row in context.summary.time_breakdown)
+    mid = context.step_time_us
+    open_ = replace(
+        changed(context, time_breakdown=rows),
+        may_save=None,
+        predict=lambda _: Prediction(low=low_us, mid=mid, high=mid),
+    )
+    finding = host_pauses.evaluate(open_)
+    assert (finding is not None) == found
+    if finding is not None:
+        saved_us = min(mid - low_us, 20_000.0)
+        assert finding.obtained is Obtained.BOUNDED
+        assert finding.confidence == "low"
+        assert finding.ceiling == pytest.approx(mid / (mid - saved_us) - 1, rel=0.02)
+        assert "without its pauses" not in finding.title
+        assert not finding.whatif
+
+
 @pytest.mark.parametrize(("part", "found"), [(0.9, False), (0.7, True)])
 def test_what_the_replay_saves_of_a_pause_is_as_much_a_wait_for_a_core_as_the_pause_is(tmp_path, part, found):
     """Of 20 ms of pauses in a step of 48, this part is waited for a core. Without them the step takes 10 less: of these

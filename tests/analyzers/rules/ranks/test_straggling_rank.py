@@ -167,6 +167,36 @@ def test_a_slow_cpu_is_not_looked_for_with_nvidia_smi():
     assert "OMP_NUM_THREADS" in finding.action.how
 
 
+@pytest.mark.parametrize(
+    ("scope", "looks_at"), [("rank", "number of threads (OMP_NUM_THREADS)"), ("host", "Compare the CPUs of host node1")]
+)
+def test_what_other_recorders_write_of_a_job_on_cpus_is_told_of_its_cores(scope: str, looks_at: str) -> None:
+    """Nor do they tell for how long threads waited for cores: a rank may have been late for that."""
+    asked = changed(late(25_000), devices=("CPU",), runs={})
+    (row,) = asked.summary.stragglers
+    finding = straggling_rank.evaluate(changed(asked, stragglers=(replace(row, scope=scope, host="node1"),)))
+    assert finding is not None
+    assert "nvidia" not in finding.action.how
+    assert looks_at in finding.action.how
+    assert row.confidence == "high"
+    assert finding.confidence is Confidence.MEDIUM
+
+
+@pytest.mark.parametrize(("waited_ns", "looks_at"), [(30, "CPU frequencies that change, and for caches"), (200, "top")])
+def test_ranks_that_hardly_wait_for_cores_have_these_to_themselves(waited_ns: int, looks_at: str) -> None:
+    turns = replace(SLOW, scope="job", ranks=(0, 1))
+    equal = {rank: replace(steps(0.0), flops=(1e9,) * 8) for rank in (0, 1)}
+    cpu = CpuMetadata(steps=8, wall_ns=1000, process_ns=700, thread_ns=700, waited_ns=waited_ns)
+    case = context(
+        breakdown(0), breakdown(1), stragglers=(turns,), per_step=equal, devices=("CPU",),
+        runs={rank: RunMetadata(rank=rank, cpu=cpu) for rank in (0, 1)},
+    )  # fmt: skip
+    finding = straggling_rank.evaluate(case)
+    assert finding is not None
+    assert looks_at in finding.action.how
+    assert ("top" in finding.action.how) is (looks_at == "top")
+
+
 def with_work(flops: float, predicted_us: float | None = None) -> Finding:
     """Rank 1 of two computes 30 ms of a step of 100 longer, with so many FLOPs where rank 0 has 100."""
     each = {rank: replace(steps(0.0), flops=(count,) * 8) for rank, count in ((0, 100.0), (1, flops))}
@@ -566,7 +596,7 @@ def test_in_one_step_or_two_a_rank_is_late_and_no_straggler(numbers: tuple[int, 
     assert not finding.whatif
     record, again = finding.action.how.split("\n")
     assert record.startswith("Record more steps (perfscope run --active 8)")
-    assert again.startswith("If it is late again: compare rank 1 with the other ranks")
+    assert again.startswith("If it is late again: look for other processes on the cores of rank 1")
 
 
 @pytest.mark.parametrize(("last_step", "went_on"), [(5, True), (48, False)])
