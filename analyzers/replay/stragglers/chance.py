@@ -61,6 +61,14 @@ def are_few(ranks: int, of_all: int, steps: int) -> bool:
     return ranks < of_all and math.comb(of_all, ranks) * (ranks / of_all) ** steps < _CHANCE
 
 
+def all_there_by_chance(ranks: int, of_all: int, times: int) -> bool:
+    """May what comes to any rank have come to so many of all ranks only, so many times? They are one of several hosts.
+
+    Example: seven times to the ranks of one of two hosts, 2 · (1/2)^7 = 1/64 of all cases.
+    """
+    return of_all / ranks * (ranks / of_all) ** times >= _CHANCE
+
+
 def least_told_ns(own_ns: Int64, step_ns: float) -> float:
     """The cost from which chance is not asked about, ns. ``own_ns``: own time of the peers [rank, used step]."""
     if own_ns.shape[1] < MANY_STEPS:

@@ -30,6 +30,7 @@ from perfscope.analyzers.replay.engine import ReplayResult
 from perfscope.analyzers.replay.schedules import RecordedSchedules
 from perfscope.analyzers.replay.stragglers.causes import Causes
 from perfscope.analyzers.replay.stragglers.chance import (
+    all_there_by_chance,
     by_chance,
     by_same_share,
     least_told_ns,
@@ -64,6 +65,9 @@ _OF_ITS_OWN: Final = 0.5
 
 _AT_ONCE: Final = 0.5
 """Share of slow steps in common from which a host's ranks are slow at once."""
+
+_MUCH_LONGER: Final = 2.0
+"""From this ratio of the time in the loader to that on other hosts on, a host's ranks wait for slower loaders."""
 
 
 def find_stragglers(
@@ -156,7 +160,8 @@ class _Search:
         return found
 
     def _slow_hosts(self) -> list[tuple[int, ...]]:
-        """The slow ranks of each host nearly all of whose ranks are slow in the same steps, where there are others.
+        """The slow ranks of each host nearly all of whose ranks are slow in the same steps, where there are others; and
+        those that wait for batches, where a host's ranks hide each other.
 
         They are compared with the ranks of the other hosts only: where half of all ranks are slow, the median of all is
         half-way.
@@ -171,32 +176,71 @@ class _Search:
         slow = {rank for rank, over in most.items() if np.maximum(over, 0).mean() >= self._paced.noise}
         groups = []
         for ranks in members.values() if len(members) > 1 else ():
-            if len(slow.intersection(ranks)) < max(2, ALIKE * len(ranks)):
-                continue  # A job has thousands of hosts, few of them slow.
-            apart = {
-                rank: over for peers, own in self._paced.own for rank, over in excess_apart(peers, own, ranks).items()
-            }
-            mine = sorted(rank for rank, over in apart.items() if np.maximum(over, 0).mean() >= self._paced.noise)
-            if len(mine) < max(2, ALIKE * len(ranks)):
-                continue
-            alike = at_once(np.stack([apart[rank] >= self._paced.noise for rank in mine])) >= _AT_ONCE
-            if alike and not self._slow_by_others_causes(mine):
+            apart, mine = {}, []
+            if len(slow.intersection(ranks)) >= max(2, ALIKE * len(ranks)):  # thousands of hosts, few of them slow
+                for peers, own in self._paced.own:
+                    apart.update(excess_apart(peers, own, ranks))
+                mine = self._alike(apart, ranks)
+            waiting = self._waiting_for_batches(ranks)
+            if len(waiting) > len(mine):
+                mine = sorted(waiting)
+            else:
+                waiting = {}
+            if mine and not self._slow_by_others_causes(mine, waiting):
                 groups.append(tuple(mine))
         return groups
 
-    def _slow_by_others_causes(self, ranks: Sequence[int]) -> bool:
+    def _alike(self, apart: Mapping[int, Int64], ranks: Sequence[int]) -> list[int]:
+        """Those of a host's ranks that are slow, by so much in each used step; none where too few of them are, or they
+        are so in different steps.
+        """
+        mine = sorted(rank for rank, over in apart.items() if np.maximum(over, 0).mean() >= self._paced.noise)
+        if len(mine) < max(2, ALIKE * len(ranks)):
+            return []
+        return mine if at_once(np.stack([apart[rank] >= self._paced.noise for rank in mine])) >= _AT_ONCE else []
+
+    def _waiting_for_batches(self, ranks: Sequence[int]) -> dict[int, Int64]:
+        """The ranks of a host that were in the loader for many times as long as those of other hosts, and for how much
+        longer in each used step; none where too few of them were, or it may be chance.
+
+        While the batch of one of them comes last, the others' devices do not wait for theirs: all but the latest are
+        slow by nothing that their devices show, and another of them may be the latest in the next step.
+        """
+        waited, noise = self._paced.in_loader_per_step_ns, self._paced.noise
+        others = [ns for rank, ns in waited.items() if rank not in ranks]
+        usual = np.median(others, axis=0) if others else np.zeros(1)
+        over = {rank: np.asarray(waited[rank] - usual, dtype=np.int64) for rank in ranks}
+        mine = {
+            rank: ns
+            for rank, ns in over.items()
+            if np.maximum(ns, 0).mean() >= noise and waited[rank].mean() >= _MUCH_LONGER * usual.mean()
+        }
+        if not others or len(mine) < max(2, ALIKE * len(ranks)):
+            return {}
+        # A wait may last for several steps.
+        times = sum(int(np.count_nonzero(np.diff(ns >= noise, prepend=False)) + 1) // 2 for ns in mine.values())
+        return {} if all_there_by_chance(len(ranks), len(waited), times) else mine
+
+    def _slow_by_others_causes(self, ranks: Sequence[int], waiting: Mapping[int, Int64]) -> bool:
         """Is any of these ranks of a host slow mainly by its device beyond what all of them are, and these by their
-        hosts, or the other way round? Then they hide each other, and are not slow alike.
+        hosts, or the other way round? Then they hide each other, and are not slow alike. ``waiting``: what they wait
+        for batches longer than others in each used step, where they are slow by that.
         """
         over = np.stack(
             [self._paced.peers[rank].excess_ns(rank, ranks)[self._paced.recorded.used].mean(axis=0) for rank in ranks]
         )
         of_device = over[:, _OF_DEVICE].sum(axis=1)
-        parts = np.maximum(np.stack([of_device, over[:, OWN].sum(axis=1) - of_device], axis=1), 0)
+        of_host = over[:, OWN].sum(axis=1) - of_device
+        if waiting:
+            of_host = np.maximum(of_host, [waiting[rank].mean() for rank in ranks])
+        parts = np.maximum(np.stack([of_device, of_host], axis=1), 0)
         shared = parts.min(axis=0)
         beyond = parts - shared
-        other = beyond.argmax(axis=1) != shared.argmax()
-        return bool((other & (beyond.max(axis=1) >= _OF_ITS_OWN * parts.sum(axis=1))).any())
+        # Where each is slow in steps of its own, nothing is shared but the kind.
+        kind = (shared if shared.max() >= self._paced.noise else np.median(parts, axis=0)).argmax()
+        other = beyond.argmax(axis=1) != kind
+        much = np.maximum(_OF_ITS_OWN * parts.sum(axis=1), self._paced.noise)
+        return bool((other & (beyond.max(axis=1) >= much)).any())
 
     def _cost(self, ranks: tuple[int, ...], scope: str, *, even: bool = False) -> Straggler | None:
         """What these ranks cost together; None where that is no more than noise."""

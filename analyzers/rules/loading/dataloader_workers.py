@@ -261,7 +261,8 @@ def _timed_us(job: RuleContext) -> float:
 def _is_one_straggler(job: RuleContext, waiting: list[DataLoaderRow]) -> bool:
     """Do only stragglers wait for data? Their own finding is more exact."""
     rows = [row for row in job.summary.stragglers if row.cause == "dataloader" and not explains(job, row)]
-    return 2 * len(waiting) <= len(job.ranks) and {row.rank for row in waiting} <= {row.rank for row in rows}
+    slow = {rank for row in rows for rank in (row.members if row.scope == "host" else (row.rank,))}
+    return 2 * len(waiting) <= len(job.ranks) and {row.rank for row in waiting} <= slow
 
 
 def explains(job: RuleContext, row: StragglerRow) -> bool:
