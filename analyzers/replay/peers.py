@@ -12,7 +12,7 @@ import functools
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import field, replace
 
 import numpy as np
 
@@ -24,6 +24,7 @@ from perfscope.analyzers.rank.partial import RankPartial
 from perfscope.analyzers.replay.engine import OpKind
 from perfscope.analyzers.replay.schedules import RecordedSchedules
 from perfscope.frozen import dataclass
+from perfscope.results.categories import TimeCategory
 from perfscope.trace.distinct import distinct
 from perfscope.trace.trace import NONE, Bool, Float64, Int64
 
@@ -60,6 +61,9 @@ class Peers:
     """Of the devices' own time (one part), where hosts are replayed beside them."""
     on_host: Segments | None = None
     """Of the hosts' own time, by ``HostTime``, pauses as other time."""
+    slower: Mapping[int, float] = field(default_factory=dict)
+    """Rank -> how many times as long its device takes for the same work, where it is slow: it stays so where the work
+    of all is spread evenly."""
 
     @functools.cached_property
     def _lines(self) -> dict[int, int]:
@@ -99,7 +103,7 @@ class Peers:
 
     def target_ns(self, rank: int, without: Collection[int] = (), *, even: bool = False) -> Int64:
         """Own time of each segment at the peers' pace: the median over the others, at a pace that one of them has.
-        ``even``: the mean, as where the work of all is spread evenly.
+        ``even``: the mean, as where the work of all is spread evenly, which slow devices take longer for.
 
         The medians of many segments add up to less than any rank takes, since every rank is slow in some of them. So
         each step takes the median of the others' steps, and all steps together no less than the quickest of the others.
@@ -115,9 +119,18 @@ class Peers:
         usual, typical = middle(others, axis=0), middle(in_step, axis=0)
         least = 0.0 if self.line_of(rank) in lines else float(in_step.sum(axis=1).min())
         typical = typical * max(1.0, least / max(float(typical.sum()), 1.0))
+        if even and of is not self.on_host:
+            typical = typical + self._longer_by_device_ns(rank, lines)
         summed = _per_step(usual.sum(axis=1)[None, :], of.step, steps)[0]
         factor = np.divide(typical, summed, out=np.ones_like(typical), where=summed > 0)
         return np.asarray(usual * factor[of.step][:, None], dtype=np.int64)
+
+    def _longer_by_device_ns(self, rank: int, lines: Sequence[int]) -> Float64:
+        """[recorded step]: for how much longer than the mean of ``lines`` a rank computes with as much work as they."""
+        factor = np.array([[self.slower.get(self.ranks[line], 1.0)] for line in lines])
+        compute = self.rows_ns[lines, :, TimeCategory.COMPUTE]
+        even = (compute / factor).mean(axis=0)
+        return np.asarray(self.slower.get(rank, 1.0) * even - compute.mean(axis=0), dtype=np.float64)
 
     def excess_ns(self, rank: int, without: Collection[int] = ()) -> Int64:
         """[recorded step, category]: own time beyond the others' median; negative where it is quicker."""

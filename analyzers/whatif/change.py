@@ -193,16 +193,26 @@ class Context:
         return {rank: group for group in find_peers(self.result, self.recorded) for rank in group.ranks}
 
     def for_question(
-        self, schedules: EditableSchedules, paced: tuple[int, ...], leaning: int = 0, *, even: bool = False
+        self,
+        schedules: EditableSchedules,
+        paced: tuple[int, ...],
+        leaning: int = 0,
+        *,
+        slower: Mapping[int, float] | None = None,
     ) -> Context:
-        """The same for another question, about ``schedules``; peers and latencies are found once."""
+        """The same for another question, about ``schedules``; peers and latencies are found once. ``slower``: of work
+        that is spread evenly, how many times as long each slow device takes for the same; None where it is not.
+        """
         peers: Mapping[int, Peers] = self.peers if paced else {}
         own_ns_of = None
         if paced and self.profiler is not None and not schedules.hosts:
             own_ns_of = schedules.own_ns_of()
             groups = {group: group.with_own_time(own_ns_of) for group in set(peers.values())}
             peers = {rank: groups[group] for rank, group in peers.items()}
-        other = replace(self, paced=paced, even=even, leaning=leaning, unsure={}, own_ns_of=own_ns_of)
+        if slower:
+            known = {group: replace(group, slower=slower) for group in set(peers.values())}
+            peers = {rank: known[group] for rank, group in peers.items()}
+        other = replace(self, paced=paced, even=slower is not None, leaning=leaning, unsure={}, own_ns_of=own_ns_of)
         other.__dict__["peers"] = peers
         other.__dict__["unchanged"] = self.unchanged
         other.__dict__["profiler"] = self.profiler

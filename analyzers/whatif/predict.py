@@ -344,7 +344,8 @@ def _replay_changed(context: Context, settings: Mapping[str, str], leaning: int)
     elif leaning == 0:
         schedules.free_of_few_absent()
     even = WORK_OF_RANKS in settings
-    question = context.for_question(schedules, tuple(schedules.ops) if even else paced, leaning, even=even)
+    slower = speed.slow_devices(context) if even else None
+    question = context.for_question(schedules, tuple(schedules.ops) if even else paced, leaning, slower=slower)
     paced_by_workers = frozenset(schedules.loading_step_ns)
     sent, computed, work = transfers_ns(schedules), {}, {}
     if not context.on_devices:

@@ -21,6 +21,7 @@ from perfscope.analyzers.rank.intervals import Intervals
 from perfscope.analyzers.replay.engine import OpKind
 from perfscope.analyzers.replay.pace import Pace, late_by
 from perfscope.analyzers.replay.stragglers.own_time import HostBound
+from perfscope.analyzers.replay.stragglers.slow_for_work import slow_for_their_work
 from perfscope.analyzers.replay.stragglers.slow_stages import SlowStage, at_other_stages_pace, slow_stages
 from perfscope.analyzers.replay.uneven_sizes import UnevenSizes
 from perfscope.analyzers.whatif.change import (
@@ -78,6 +79,14 @@ def _rank_at_peers_pace(schedules: EditableSchedules, context: Context, name: st
         _move_as_much(schedules, context, context.paced)
     schedules.loading_step_ns.pop(rank, None)  # that of the peers stays
     return Uncertainty(less=0.15, more=0.05)
+
+
+def slow_devices(context: Context) -> dict[int, float]:
+    """Ranks whose devices are slow for their work, with how many times as long they take for the same."""
+    slower: dict[int, float] = {}
+    for group in set(context.peers.values()):
+        slower |= slow_for_their_work(context.result, group, context.recorded.used)
+    return slower
 
 
 def _work_spread_evenly(schedules: EditableSchedules, context: Context, name: str, value: str) -> Uncertainty:

@@ -125,7 +125,8 @@ class UnevenWork:
 
     def _evened(self, peers: Peers, between: ComputeBetween) -> Straggler | None:
         """What it costs beside all else that these ranks do not compute as much as one another between collectives."""
-        evened = self._paced.moving_as_much(between.evened(self._paced.recorded, peers), peers.ranks)
+        slower = slow_for_their_work(self._paced.result, peers, self._paced.recorded.used)
+        evened = self._paced.moving_as_much(between.evened(self._paced.recorded, peers, slower), peers.ranks)
         saved = self._paced.saved(evened, peers.ranks, loading=False)
         if saved is None:
             return None

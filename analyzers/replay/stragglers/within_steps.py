@@ -12,6 +12,7 @@ for the other for 20.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from statistics import NormalDist
 from typing import Final
 
@@ -80,9 +81,13 @@ class ComputeBetween:
         """Lines of the ranks that take longer in most of the segments, with how many times as long."""
         return {line: float(self.pace[line]) for line in np.flatnonzero(self.pace >= _SLOWER).tolist()}
 
-    def evened(self, recorded: RecordedSchedules, peers: Peers) -> Schedules:
-        """Schedules in which each rank has as much to compute in each segment as the others, at its own pace."""
-        pace = np.array([[self.slow().get(line, 1.0)] for line in range(len(self.pace))])
+    def evened(self, recorded: RecordedSchedules, peers: Peers, slower: Mapping[int, float]) -> Schedules:
+        """Schedules in which each rank has as much to compute in each segment as the others, at its own pace. Ranks
+        that are ``slower`` take so many times as long for the same work; where none is known to, the middle of the
+        segments tells, in which a rank may have more work by chance.
+        """
+        paces = {peers.line_of(rank): factor for rank, factor in slower.items()} or self.slow()
+        pace = np.array([[paces.get(line, 1.0)] for line in range(len(self.pace))])
         even = pace * (self.compute_ns / pace).mean(axis=0)
         target = np.maximum(np.rint(peers.own_ns - self.compute_ns + even), 0).astype(np.int64)
         return with_own_time(recorded, {rank: (peers, own) for rank, own in zip(peers.ranks, target, strict=True)})
