@@ -268,6 +268,12 @@ class StragglerRow:
         "Of ``scope`` ``job``: the work of ``ranks`` differs from one collective to the next, so that another of them "
         "is the slowest each time. Over a whole step all may take about as long.",
     ] = False
+    longest_steps: Annotated[
+        tuple[int, ...],
+        "Those of ``steps`` in which it delayed the job for twice as long as in the others or more; empty where "
+        "these do not stand out.",
+    ] = ()
+    longest_us: Annotated[Us, "What it costs in one of ``longest_steps``, mean; 0 without any."] = 0.0
 
     @property
     def members(self) -> tuple[int, ...]:

@@ -22,6 +22,10 @@ STEADY: Final = 0.6
 """A straggler that costs time in this share of the steps or more is steady."""
 _LITTLE: Final = 0.1
 """Part of what a step costs, in the mean of all that it costs, below which one is none of those that cost time."""
+_LONGER: Final = 2.0
+"""How many times as much some steps cost that stand out, at least."""
+_FEWEST: Final = 2
+"""How many of these there are, at least: what comes once may be by accident."""
 
 
 def straggler_rows(
@@ -49,6 +53,7 @@ def _row(
 ) -> StragglerRow:
     costs = _costs(straggler.per_step_ns, NOISE * result.step_ns)
     share = float(((straggler.per_step_ns == highest) & costs).mean())
+    longest = _longest(straggler.per_step_ns) if straggler.scope != "job" else np.zeros_like(costs)
     return StragglerRow(
         rank=straggler.rank,
         cause=straggler.cause,
@@ -65,6 +70,8 @@ def _row(
         adds_us=tuple(ns / 1e3 for ns in straggler.adds_ns),
         replayed=straggler.replayed,
         within_steps=straggler.within_steps,
+        longest_steps=tuple(int(step) for step in result.steps[longest]),
+        longest_us=float(straggler.per_step_ns[longest].mean()) / 1e3 if longest.any() else 0.0,
     )
 
 
@@ -81,6 +88,24 @@ def _costs(per_step_ns: Int64, noise_ns: float) -> Bool:
     cost = np.maximum(per_step_ns, 0).astype(np.float64)
     typical_ns = float((cost**2).sum() / max(cost.sum(), 1.0))
     return np.asarray(per_step_ns >= max(noise_ns, _LITTLE * typical_ns), dtype=np.bool_)
+
+
+def _longest(per_step_ns: Int64) -> Bool:
+    """The steps, up to half of all, that cost far more than the others: the gap between the two is wider than either of
+    them is spread, as where a rank that is slow in all steps also pauses in every third. None where there are fewer
+    than two, or no such gap.
+    """
+    cost = np.sort(np.maximum(per_step_ns, 0))
+    none: Bool = np.zeros(len(cost), dtype=np.bool_)
+    if len(cost) < 2 * _FEWEST:
+        return none
+    gaps = np.diff(cost)
+    first = int(gaps.argmax()) + 1
+    few, most = cost[first:], cost[:first]
+    spread = max(np.ptp(few), np.ptp(most))
+    if not _FEWEST <= len(few) <= len(most) or gaps[first - 1] <= spread or few.mean() < _LONGER * most.mean():
+        return none
+    return np.asarray(per_step_ns >= few[0], dtype=np.bool_)
 
 
 def _pattern(straggler: Straggler, share: float) -> str:

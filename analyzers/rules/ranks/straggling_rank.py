@@ -5,6 +5,7 @@ Source: arXiv 2505.05713 (stragglers in large training jobs): worker faults are 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from statistics import median
 from typing import Final
@@ -34,7 +35,7 @@ from perfscope.grouping import grouped
 from perfscope.results.attribution import CAUSE_PHRASES, host_in_words, subject
 from perfscope.results.findings import STRAGGLING_RANK, Action, Confidence, Evidence, Finding
 from perfscope.results.rows import StragglerRow
-from perfscope.text import lower_first, ranks_in_words
+from perfscope.text import duration, lower_first, ranks_in_words
 
 RULE: Final = STRAGGLING_RANK
 SHARE: Final = 0.05
@@ -298,7 +299,21 @@ def _cost(job: RuleContext, row: StragglerRow) -> str:
     share = f"{'' if row.replayed else 'up to '}{job.share(row.lost_us):.0%}"
     if 0 < late < used:
         return f" in {late} of {used} steps costs {share} of the time"
+    if row.longest_steps:
+        few = len(row.longest_steps)
+        others_us = (used * row.lost_us - few * row.longest_us) / (used - few)
+        how = f"{duration(row.longest_us)} in {_how_often(row.longest_steps, job.summary.job.steps)}"
+        return f" costs {share} of the time ({how}, {duration(others_us)} in the others)"
     return f" costs {share} of {'the' if used == 1 else 'each'} step"
+
+
+def _how_often(steps: Sequence[int], used: Sequence[int]) -> str:
+    """``3 of 8 steps``; ``one of every 3 steps`` where three or more (two are always some steps apart) are all that
+    such a rhythm has.
+    """
+    period = steps[1] - steps[0]
+    in_rhythm = list(steps) == [step for step in used if (step - steps[0]) % period == 0]
+    return f"one of every {period} steps" if in_rhythm and len(steps) > 2 else f"{len(steps)} of {len(used)} steps"
 
 
 def _causes(job: RuleContext, row: StragglerRow) -> str:
