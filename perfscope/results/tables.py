@@ -86,7 +86,7 @@ class OperatorRow:
     """One operator (by name), over all ranks and used steps; the costliest first.
 
     Device time belongs to the innermost operator around the launch; host time is the operator's own, without what it
-    calls.
+    calls. A call that it passes on to an overload of its own name is one.
     """
 
     name: str

@@ -7,13 +7,14 @@ import numpy as np
 from perfscope.analyzers.rank import kernel_classes as classes
 from perfscope.analyzers.rank.attribution import Attribution
 from perfscope.analyzers.rank.launches import DeviceWork
+from perfscope.analyzers.rank.nesting import Nested
 from perfscope.analyzers.rank.steps import Steps
 from perfscope.analyzers.rank.work.flops import product_type
 from perfscope.analyzers.rank.work.kernel_times import ClassedWork
 from perfscope.analyzers.rank.work.per_step import amounts, heaviest, lines_of, sums
 from perfscope.analyzers.rank.work.tables import CLASSES, OTHER_OPERATORS, OperatorTimes
 from perfscope.frozen import dataclass
-from perfscope.trace.trace import NONE, Float64, Int64, Trace
+from perfscope.trace.trace import NONE, Bool, Float64, Int64, Trace
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,7 +60,7 @@ def operator_times(
         names=tuple(names),
         operator_class=_classes(names, line[launcher[launched]], classed.kind[launched], classed.length_ns[launched]),
         dtype=tuple(counted.types[index] if index != NONE else None for index in types),
-        count=sums(line, host_step, *size, chosen=in_step),
+        count=sums(line, host_step, *size, chosen=in_step & ~_passed_on(trace, operators)),
         host_ns=sums(line, host_step, *size, own, chosen=in_step),
         device_ns=sums(*on_device, classed.length_ns[launched]),
         kernels=sums(*on_device),
@@ -67,6 +68,15 @@ def operator_times(
         flops=amounts(position, counted.step, len(flops_line), len(steps), counted.flops),
         flops_ns=sums(position, counted.step, len(flops_line), len(steps), counted.length_ns),
     )
+
+
+def _passed_on(trace: Trace, operators: Nested) -> Bool:
+    """The operators that one of the same name calls: ``aten::sort`` passes its call on to an overload with more
+    arguments, which is recorded as another inside it.
+    """
+    name = trace.name[operators.row]
+    inner = operators.parent >= 0
+    return np.asarray(inner & (name[operators.parent] == name), dtype=np.bool_)
 
 
 def _counted(

@@ -69,8 +69,9 @@ class OperatorTimes(_NamedLines):
     """Operators of one rank: one line per name, the costliest first; sums are ``[lines, steps]``.
 
     Calls and host time count in the step in whose host window the call begins; device work in the step in whose device
-    window it begins, at the innermost operator around its launch. ``flops`` and ``flops_ns`` exist for the lines
-    ``flops_line`` only: with a device, those of the kernels; without one, those of the calls and their whole length.
+    window it begins, at the innermost operator around its launch. A call that an operator passes on to an overload of
+    its own name is one. ``flops`` and ``flops_ns`` exist for the lines ``flops_line`` only: with a device, those of the
+    kernels; without one, those of the calls and their whole length.
     """
 
     names: tuple[str, ...]

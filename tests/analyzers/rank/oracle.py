@@ -75,8 +75,11 @@ def launched_by(everything: list[Event], windows: list[tuple[int, int]]) -> dict
 
 
 def own_time(everything: list[Event], windows: list[tuple[int, int]]) -> dict[str, tuple[int, int]]:
-    """(calls, own time) of the operators that begin in the windows, by name: a stack for each thread."""
+    """(calls, own time) of the operators that begin in the windows, by name: a stack for each thread. One in another of
+    its name is the same call.
+    """
     own: dict[int, int] = {}
+    passed_on: set[int] = set()
     kept: dict[int, Event] = {}
     stacks: dict[tuple[str, str], list[tuple[int, int]]] = defaultdict(list)
     operators = [event for event in everything if event.category in ("cpu_op", "operator")]
@@ -89,10 +92,12 @@ def own_time(everything: list[Event], windows: list[tuple[int, int]]) -> dict[st
         kept[index] = event
         if stack:
             own[stack[-1][0]] -= end - event.start
+            if kept[stack[-1][0]].name == event.name:
+                passed_on.add(index)
         stack.append((index, end))
     total: dict[str, tuple[int, int]] = {}
     for index, event in kept.items():
         if any(start <= event.start < end for start, end in windows):
             calls, time = total.get(event.name, (0, 0))
-            total[event.name] = (calls + 1, time + max(own[index], 0))
+            total[event.name] = (calls + (index not in passed_on), time + max(own[index], 0))
     return total
