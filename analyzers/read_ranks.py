@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 import numpy.ma  # noqa: F401  # numpy.isin and others import it: here, and not in each worker that is forked
 
 from perfscope.analyzers import cached, readers
+from perfscope.analyzers.history.killed import with_unprofiled_steps
 from perfscope.analyzers.job.identify import IdentifiedRanks, identify
 from perfscope.analyzers.rank.partial import RankPartial
 from perfscope.errors import TooLittleMemory, TraceError, UnusableInput
@@ -51,12 +52,13 @@ def read_ranks(
 
     ``meanwhile`` is called once, in this process, while others read, where others do.
 
-    The job comes back with one source for each rank, where one file holds several.
+    The job comes back with one source for each rank, where one file holds several, and with the unprofiled steps of
+    ranks that were killed.
     """
     if not job.sources:
         raise UnusableInput(f"{job.path}: {_without_traces(job)}")
     sources, unreadable = _split(job.sources)
-    job = replace(job, sources=sources)
+    job = with_unprofiled_steps(replace(job, sources=sources))
     ranks = identify(job, [*unreadable, *_analyze_all(sources, executor, workers, progress, flops, meanwhile)])
     if not ranks.partials:
         reasons = "; ".join(
