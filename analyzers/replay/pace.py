@@ -147,12 +147,13 @@ def pace_of(
 
 def _host_pace(recorded: RecordedSchedules, peers: Peers, rank: int, paced: Sequence[int], *, even: bool) -> HostPace:
     """That of the host. In no step it takes longer for anything than it did: of what its peers' did while they waited,
-    not all is known as waiting.
+    not all is known as waiting. Where the work of devices is spread evenly, it does what it did: it launches as many
+    kernels for less work, and its pauses are none of that.
     """
     assert peers.on_host is not None
     index, line = recorded.schedules.line_of(rank), peers.line_of(rank)
     side, of, mine = recorded.lanes[index], peers.on_host, peers.on_host.own_ns[line]
-    usual = peers.usual_ns(of, rank, paced, even=even)
+    usual = mine.copy() if even else peers.usual_ns(of, rank, paced)
     steps = np.searchsorted(of.step, np.arange(of.step[-1] + 2))
     for first, last in pairwise(steps.tolist()):
         kept = usual[first:last].sum(axis=0) >= mine[first:last].sum(axis=0)

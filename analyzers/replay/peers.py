@@ -119,7 +119,7 @@ class Peers:
         usual, typical = middle(others, axis=0), middle(in_step, axis=0)
         least = 0.0 if self.line_of(rank) in lines else float(in_step.sum(axis=1).min())
         typical = typical * max(1.0, least / max(float(typical.sum()), 1.0))
-        if even and of is not self.on_host:
+        if even:
             typical = typical + self._longer_by_device_ns(rank, lines)
         summed = _per_step(usual.sum(axis=1)[None, :], of.step, steps)[0]
         factor = np.divide(typical, summed, out=np.ones_like(typical), where=summed > 0)

@@ -89,7 +89,7 @@ class UnevenWork:
         slow, rest = self._slow_for_their_work(together)
         named = {rank for one in others for rank in one.ranks}
         pauses = [one for rank in uneven if rank not in named and (one := self._pauses(rank)) is not None]
-        if rest is not None:
+        if rest is not None and self._paced.beside_hosts is None:
             rest = _without_pauses(rest, pauses)
         return [*others, *slow, *pauses, *([rest] if rest is not None and rest.lost_ns >= self._paced.noise else ())]
 
@@ -210,7 +210,9 @@ class UnevenWork:
 
 
 def _without_pauses(together: Straggler, pauses: Sequence[Straggler]) -> Straggler:
-    """What uneven work costs beside these pauses: at the mean of n ranks, as replayed, an n-th of each is left."""
+    """What uneven work costs beside these pauses: at the mean of n ranks, as replayed without hosts, which keep theirs,
+    an n-th of each is left.
+    """
     part = 1 - 1 / len(together.ranks)
     per_step = together.per_step_ns - np.rint(part * sum(one.per_step_ns for one in pauses)).astype(np.int64)
     return replace(together, lost_ns=float(per_step.mean()), per_step_ns=per_step) if pauses else together

@@ -10,7 +10,7 @@ import pytest
 from perfscope.analyzers.whatif.predict import predict
 from perfscope.analyzers.whatif.whatif import context_of
 from tests.emulator.emulate import emulate, step_ns
-from tests.emulator.spec import Cause, Job, Model, Recording
+from tests.emulator.spec import MS, Cause, Job, Model, Recording
 
 JOB = Job(ranks=4, imbalance=0.15, model=Model(blocks=6, tokens=4096))
 SLOW = Cause("slow compute", 1.3, (2,))
@@ -24,3 +24,14 @@ def test_a_slow_device_takes_longer_for_as_much_work(causes: tuple[Cause, ...], 
     emulate(job).write(tmp_path)
     found = predict(context_of(tmp_path), {"ranks.work": "even"})
     assert found.mid_ns == pytest.approx(step_ns(replace(job, evened=True)), rel=0.01)
+
+
+def test_pauses_of_hosts_are_no_work(tmp_path: Path) -> None:
+    """Rank 1 writes 15 ms of a log in every second step: that is left when all have as many tokens."""
+    pause = Cause("pause", 15 * MS, (1,), every=2, how="log")
+    job = replace(JOB, item_every=1, causes=(pause,))
+    emulate(job).write(tmp_path)
+    found = predict(context_of(tmp_path), {"ranks.work": "even"})
+    cost_ns = step_ns(replace(job, evened=True)) - step_ns(replace(job, evened=True, causes=()))
+    assert cost_ns > 0.2 * found.measured_ns
+    assert found.mid_ns == pytest.approx(step_ns(replace(job, evened=True)), rel=0.02)
