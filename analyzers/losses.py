@@ -34,7 +34,9 @@ _ABOUT: Final = {
     "checkpoint-saving": ("idle_host",),
     "host-syncs": ("idle_sync",),
     **dict.fromkeys(("small-operators",), ("idle_launch", "idle_host")),
-    **dict.fromkeys(("mixed-precision", "optimizer-kernels", "channels-last", "filled-tensors"), ()),
+    **dict.fromkeys(
+        ("mixed-precision", "double-precision", "optimizer-kernels", "channels-last", "filled-tensors"), ()
+    ),
 }
 """Rule -> the categories that its change shortens; every other rule is about transfers."""
 

@@ -168,7 +168,7 @@ def verdict(summary: Summary) -> Verdict:
 
 def _long_steps(summary: Summary) -> Note | None:
     """The note on steps that take far longer than the others, where that is most of the recorded time."""
-    kinds = ("long_step", "long_steps")
+    kinds = ("long_step", "long_steps", "long_step_of_communication", "long_steps_of_communication")
     return next((note for note in summary.notes if note.kind in kinds and note.values["share"] >= MOST_OF_TIME), None)
 
 

@@ -139,6 +139,9 @@ def _about_long_steps(result: AlignedJob) -> Iterator[Note]:
     elif category is TimeCategory.DATALOADER:
         kind = "long_step_of_loading" if one else "long_steps_of_loading"
         yield note("steps", kind, steps=steps, times=times, share=share)
+    elif category is TimeCategory.COMM_TRANSFER:
+        kind = "long_step_of_communication" if one else "long_steps_of_communication"
+        yield note("steps", kind, steps=steps, times=times, share=share, category=category.phrase)
     else:
         kind = "long_step" if one else "long_steps"
         yield note("steps", kind, steps=steps, times=times, share=share, category=category.phrase)

@@ -37,7 +37,13 @@ from perfscope.analyzers.rules.communication import (
     tensor_parallel_span,
     unused_parameters,
 )
-from perfscope.analyzers.rules.compute import batch_size, channels_last, filled_tensors, mixed_precision
+from perfscope.analyzers.rules.compute import (
+    batch_size,
+    channels_last,
+    double_precision,
+    filled_tensors,
+    mixed_precision,
+)
 from perfscope.analyzers.rules.context import OF_BOUND
 from perfscope.analyzers.rules.context import RuleContext as RuleContext
 from perfscope.analyzers.rules.host import (
@@ -93,6 +99,7 @@ RULES: Final[tuple[Rule, ...]] = (
     ddp_buffers.evaluate,
     debug_settings.evaluate,
     deepspeed_buckets.evaluate,
+    double_precision.evaluate,
     filled_tensors.evaluate,
     fsdp_no_sync.evaluate,
     fsdp_prefetch.evaluate,

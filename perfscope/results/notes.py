@@ -11,6 +11,11 @@ from perfscope.frozen import dataclass
 from perfscope.grouping import grouped
 from perfscope.text import plural, rank_list, ranks_in_words
 
+_BY_COLLECTIVES: Final = (
+    "Averaging parameters every so many steps (local SGD), or gathering metrics, does that: many small collectives one "
+    "after the other take longer than one of all tensors."
+)
+
 SENTENCES: Final[Mapping[str, str]] = {
     "no_steps": "No steps were found ({steps_from}): the whole recording is analyzed as one window, and advice "
     "that needs steps is withheld. Record with perfscope run, call prof.step() under a torch.profiler schedule, or put "
@@ -28,6 +33,10 @@ SENTENCES: Final[Mapping[str, str]] = {
     "most of it {category}. Evaluating, saving a checkpoint, compiling or collecting samples in a step does that.",
     "long_steps": "Steps {steps:list} take {times:.1f} times as long as the others: {share:.0%} of the recorded time, "
     "most of it {category}. Evaluating, saving a checkpoint, compiling or collecting samples in a step does that.",
+    "long_step_of_communication": "Step {steps:list} takes {times:.1f} times as long as the others: {share:.0%} of the "
+    "recorded time, most of it {category}. " + _BY_COLLECTIVES,
+    "long_steps_of_communication": "Steps {steps:list} take {times:.1f} times as long as the others: {share:.0%} of "
+    "the recorded time, most of it {category}. " + _BY_COLLECTIVES,
     "long_step_of_loading": "Step {steps:list} takes {times:.1f} times as long as the others: {share:.0%} of the "
     "recorded time, most of it in waiting for a batch that took longer to load.",
     "long_steps_of_loading": "Steps {steps:list} take {times:.1f} times as long as the others: {share:.0%} of the "

@@ -91,9 +91,17 @@ def _step_tile(summary: Summary) -> Tile:
     if known(job.unprofiled_step_us):
         return Tile(label, "step_us", duration(job.step_us), f"Without the profiler; {_recorded(job, detail)}")
     if job.steps:
-        why = "too few unprofiled steps were timed" if known(job.perturbation) else "the time without it is not known"
-        detail += f", with the profiler's overhead: {why}"
+        detail += f", with the profiler's overhead: {_no_unprofiled(job)}"
     return Tile(label, "step_time", duration(job.step_time_us), detail)
+
+
+def _no_unprofiled(job: JobInfo) -> str:
+    """Why it is not known what a step takes without the profiler."""
+    if known(job.perturbation):
+        return "too few unprofiled steps were timed"
+    if job.command:
+        return "no step was timed while the profiler neither recorded nor wrote its trace; let the job make more steps"
+    return "the time without it is not known"
 
 
 def _recorded(job: JobInfo, detail: str) -> str:

@@ -93,7 +93,13 @@ _AVERAGES: Final = code(
     "with torch.no_grad():\n    torch._foreach_lerp_(averages, list(model.parameters()), 1 - decay)",
 )
 _OR_AVERAGED: Final = "Or torch.optim.swa_utils.AveragedModel with multi_avg_fn=get_ema_multi_avg_fn(decay)."
+_READING: Final = (
+    "If this loop prints or checks tensors one by one (print, .item(), .tolist(), isfinite), do it in fewer steps:\n"
+    + code("python", "if step % 100 == 0:\n    value = loss.item()")
+    + "\n"
+)
 _KNOWN: Final = (
+    (re.compile("^aten::(item|_local_scalar_dense|isfinite|isnan|is_nonzero)"), "", _READING),
     (re.compile("norm"), "", f"If this loop clips gradients, do it in one call:\n{_CLIPPING}\n"),
     (
         re.compile("sqrt|addcdiv|addcmul"), "",
@@ -104,4 +110,4 @@ _KNOWN: Final = (
         f"If this loop averages parameters (EMA), do it in one call:\n{_AVERAGES}\n{_OR_AVERAGED}\n",
     ),
 )  # fmt: skip
-"""What such loops are for: names of operators, part of the training loop, what to do."""
+"""What such loops are for: names of operators, the most frequent first, part of the training loop, what to do."""

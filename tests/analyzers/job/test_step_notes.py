@@ -9,6 +9,7 @@ import pytest
 
 import perfscope
 from perfscope.recording.metadata import StepsMetadata
+from perfscope.results.notes import note
 from tests.analyzers.job.recordings import record_on_cpus
 from tests.analyzers.measured import measured
 from tests.emulator.emulate import emulate
@@ -132,6 +133,17 @@ def test_few_steps_that_take_far_longer_are_told(
         assert told[kind].text.startswith("Step 3 takes 3.0 times" if len(long) == 1 else "Steps 3, 7 take 3.0 times")
         assert told[kind].text in summary.verdict.headline
         assert not summary.verdict.healthy
+
+
+def test_long_steps_that_communicate_are_not_told_of_evaluations() -> None:
+    """As where parameters are averaged every four steps."""
+    values = {"steps": [3, 7], "times": 6.8, "share": 0.63, "category": "exposed transfer"}
+    text = note("steps", "long_steps_of_communication", **values).text
+    assert text.startswith(
+        "Steps 3, 7 take 6.8 times as long as the others: 63% of the recorded time, most of it exposed"
+    )
+    assert "local SGD" in text
+    assert "valuating" not in text
 
 
 @pytest.mark.parametrize(("rows", "more"), [(300, True), (220, True), (150, False)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -37,6 +38,7 @@ def found(
         (CLIPPING, "clip_grad_norm_(model.parameters(), max_norm, foreach=True)"),
         (AVERAGING, "torch._foreach_lerp_(averages"),
         (UPDATING, "an optimizer of torch.optim, with fused=True"),
+        (replace(CLIPPING, operators=("aten::item", "aten::detach", "aten::norm")), "value = loss.item()"),
     ],
 )
 def test_each_is_told_what_it_is_probably_for(loop: LoopCost, typed: str) -> None:
