@@ -31,6 +31,9 @@ HIDDEN_SHARE: Final = 0.05
 hidden.
 """
 
+_IN_FILE: Final = ".py("
+"""In the name of a Python function, between its file and its line."""
+
 BY_WORK: Final = 0.5
 """Part of what a step takes longer that its FLOPs explain, from which it has more to compute."""
 FEW_ARE_LONG: Final = 0.25
@@ -53,6 +56,7 @@ def job_notes(job: Job, result: AlignedJob, info: JobInfo, time_breakdown: Itera
         *_about_clock(result),
         *_about_graphs(result),
         *_about_idle(time_breakdown),
+        *_about_stacks(time_breakdown),
         *_about_captures(job),
         *_about_collection(job),
     )
@@ -116,6 +120,13 @@ def _times(result: AlignedJob) -> float:
         started, used = (took[partial.steps.indices_of(steps)].mean() for steps in (result.starting, result.steps))
         times.append(started / max(used, 1.0))
     return float(np.mean(times))
+
+
+def _about_stacks(time_breakdown: Iterable[TimeBreakdown]) -> Iterator[Note]:
+    """Where Python functions were recorded, each call takes longer, and other work does not."""
+    ranks = [row.rank for row in time_breakdown if any(_IN_FILE in name for name in row.named_host_us)]
+    if ranks:
+        yield note("steps", "stacks", ranks)
 
 
 def _about_long_steps(result: AlignedJob) -> Iterator[Note]:

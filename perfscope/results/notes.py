@@ -29,6 +29,9 @@ SENTENCES: Final[Mapping[str, str]] = {
     "batch, for {share:.0%} of a step, far longer than in the other steps. That counts as hidden behind the step "
     "before, which is not recorded. If data loader workers are slower than the training, later steps wait, too, once "
     "the batches in their queue are used up. A recording of more steps shows it.",
+    "stacks": "Python functions were recorded (with_stack=True, perfscope run --stacks), which makes Python code and "
+    "nothing else slower: host time, loading in the training process and loops over many tensors seem to take more of "
+    "the step than they do. Record without stacks for times, with them for names.",
     "long_step": "Step {steps:list} takes {times:.1f} times as long as the others: {share:.0%} of the recorded time, "
     "most of it {category}. Evaluating, saving a checkpoint, compiling or collecting samples in a step does that.",
     "long_steps": "Steps {steps:list} take {times:.1f} times as long as the others: {share:.0%} of the recorded time, "

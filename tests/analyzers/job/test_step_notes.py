@@ -12,6 +12,7 @@ from perfscope.recording.metadata import StepsMetadata
 from perfscope.results.notes import note
 from tests.analyzers.job.recordings import record_on_cpus
 from tests.analyzers.measured import measured
+from tests.analyzers.readers.helpers import event, save
 from tests.emulator.emulate import emulate
 from tests.emulator.spec import MS, Job, Loader, Model, Recording
 
@@ -179,3 +180,18 @@ def test_a_long_step_that_waits_for_its_batch_is_told_so(tmp_path: Path) -> None
     (note,) = (note for note in measured(tmp_path).notes if note.kind.startswith("long_step"))
     assert note.kind == "long_step_of_loading"
     assert "waiting for a batch that took longer to load" in note.text
+
+
+@pytest.mark.parametrize("stacks", [True, False])
+def test_recorded_python_functions_are_said_to_make_python_slower(stacks: bool, tmp_path: Path) -> None:
+    """In each of six steps of 30 ms the host is in one function for 20 ms between two operators."""
+    events = []
+    for step in range(6):
+        at = 30_000 * step
+        events.append(event(f"ProfilerStep#{step}", cat="user_annotation", ts=at, dur=30_000))
+        events += [event("aten::mm", ts=at + start, dur=4_000) for start in (100, 25_000)]
+        if stacks:
+            events.append(event("train.py(70): log", cat="python_function", ts=at + 4_200, dur=20_000))
+    save(tmp_path, json.dumps({"traceEvents": events}), "rank0.json")
+    notes = [note for note in perfscope.analyze(tmp_path).notes if note.kind == "stacks"]
+    assert [note.ranks for note in notes] == [(0,)] * stacks
