@@ -328,6 +328,19 @@ def test_a_healthy_job_says_so_plainly() -> None:
     assert "No rank is a straggler" in Page(html).text
 
 
+def test_a_headline_of_several_sentences_is_shown_whole() -> None:
+    """Only what is far longer is folded, behind a word; the window's title ends with a word, too."""
+    sentences = "Another 40% of the step, more than this change saves, is exposed transfer. " * 9
+    verdict = dataclasses.replace(healthy().verdict, headline=sentences.strip())
+    assert f"<title>{healthy().verdict.headline} – PerfScope</title>" in page.render(healthy())
+    html = page.render(dataclasses.replace(healthy(), verdict=verdict))
+    assert f'<h1 id="headline"><bdi>{sentences.strip()}</bdi></h1>' in html
+    assert "is exposed transfer. Another 40% of the step, more than this – PerfScope</title>" in html
+    longer = dataclasses.replace(verdict, headline=sentences * 3)
+    html = page.render(dataclasses.replace(healthy(), verdict=longer))
+    assert "Another 40% of the step, more than this change saves, is exposed transfer. Another…</bdi></summary>" in html
+
+
 def test_mfu_is_a_lower_bound_where_shapes_are_missing_and_a_reason_where_there_is_none() -> None:
     assert "≥ 41%" in parsed(gpu()).text
     assert "No peak is known for cpu." in parsed(healthy()).text
