@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Final
 import numpy.ma  # noqa: F401  # numpy.isin and others import it: here, and not in each worker that is forked
 
 from perfscope.analyzers import cached, readers
-from perfscope.analyzers.history.killed import with_unprofiled_steps
 from perfscope.analyzers.job.identify import IdentifiedRanks, identify
 from perfscope.analyzers.rank.partial import RankPartial
 from perfscope.errors import TooLittleMemory, TraceError, UnusableInput
@@ -58,7 +57,7 @@ def read_ranks(
     if not job.sources:
         raise UnusableInput(f"{job.path}: {_without_traces(job)}")
     sources, unreadable = _split(job.sources)
-    job = with_unprofiled_steps(replace(job, sources=sources))
+    job = _with_unprofiled_steps(replace(job, sources=sources))
     ranks = identify(job, [*unreadable, *_analyze_all(sources, executor, workers, progress, flops, meanwhile)])
     if not ranks.partials:
         reasons = "; ".join(
@@ -68,6 +67,15 @@ def read_ranks(
         more = f" (and {len(ranks.failures) - 5} more)" if len(ranks.failures) > 5 else ""
         raise UnusableInput(f"{job.path}: no trace can be analyzed: {reasons}{more}")
     return job, ranks
+
+
+def _with_unprofiled_steps(job: Job) -> Job:
+    """With those of ranks that were killed. No other job needs what reads histories."""
+    if not any(run.outcome == "running" and rank in job.histories for rank, run in job.runs.items()):
+        return job
+    from perfscope.analyzers.history.killed import with_unprofiled_steps
+
+    return with_unprofiled_steps(job)
 
 
 def _without_traces(job: Job) -> str:

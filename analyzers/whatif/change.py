@@ -292,12 +292,19 @@ class Context:
     def transfers_among_ns(self, rank_ops: Sequence[RankOp], sizes: Sequence[int]) -> list[float]:
         """Transfers (ns) of so many bytes each in place of these of one group and kind, as quick as they are on
         average: a delay of one of them does not come with each of the new ones. Errors are those of ``transfer_ns``.
+
+        What slows a network slows what is sent; what slows the threads that send on CPUs, also what each transfer takes
+        to begin.
         """
         first = rank_ops[0]
         collective = first.collective
         if not collective.bytes:
             return [self.transfer_ns(first, size) for size in sizes]
         model = self.model_of(collective.group, collective.kind)
+        if model is not None and not self.on_devices:
+            recorded = sum(model.alpha_ns + model.slope * each.bytes for each in rank_ops)
+            slowness = sum(each.transfer_ns for each in rank_ops) / recorded if recorded else 1.0
+            return [(model.alpha_ns + model.slope * size) * max(slowness, _SLOWNESS) for size in sizes]
         if model is not None:
             usual = model.slope * sum(each.bytes for each in rank_ops)
             slowness = sum(max(each.transfer_ns - model.alpha_ns, 0.0) for each in rank_ops) / usual if usual else 1.0

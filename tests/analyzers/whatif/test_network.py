@@ -10,11 +10,12 @@ import pytest
 
 from perfscope.analyzers.whatif.change import CannotReplay
 from perfscope.analyzers.whatif.predict import predict
+from perfscope.analyzers.whatif.schedules.recorded import editable_schedules
 from perfscope.analyzers.whatif.whatif import context_of
 from tests.analyzers.measured import advised
 from tests.emulator import MS, US, Cause, Job, Loader, Model, Network, Recording, emulate, step_ns
 from tests.emulator.changes import apply
-from tests.generator import JobSpec, ModelSpec, NetworkSpec, simulate, step_time_ns
+from tests.generator import JobSpec, ModelSpec, NetworkSpec, cpu_job, simulate, step_time_ns
 
 JOB = Job(
     model=Model(blocks=3, tokens=2048),
@@ -204,3 +205,25 @@ def test_large_buckets_of_one_size_are_slow_for_their_bytes(
 def test_large_buckets_of_one_size_on_a_slow_link_are_not_called_too_small(tmp_path: Path) -> None:
     simulate(SHARED_LINK).write(tmp_path)
     assert "ddp-buckets" not in [finding.rule for finding in advised(tmp_path).findings]
+
+
+@pytest.mark.parametrize("on_devices", [True, False])
+def test_threads_that_are_slow_to_send_are_slow_to_begin_as_well(on_devices: bool, tmp_path: Path) -> None:
+    """Each all-reduce takes six times what the cost model says. One of twenty times the size pays its start once:
+    on CPUs six times the usual one, on devices, whose network is slow, as long as ever.
+    """
+    simulate(JobSpec(ranks=2, steps=6) if on_devices else cpu_job(ranks=2, steps=6)).write(tmp_path)
+    context = context_of(tmp_path)
+    ops = [op for op in editable_schedules(context.result, context.recorded).issued() if op.collective.bytes]
+    model = context.model_of(ops[0].collective.group, ops[0].collective.kind)
+    assert model is not None
+    sizes = [op.collective.bytes or 0 for op in ops]
+    for op, size in zip(ops, sizes, strict=True):
+        op.transfer_ns = 6 * (model.alpha_ns + model.slope * size)
+    (found,) = context.transfers_among_ns(ops, [20 * sizes[0]])
+    of_bytes = model.slope * 20 * sizes[0]
+    if on_devices:
+        usual = model.slope * sum(sizes)
+        assert found == pytest.approx(model.alpha_ns + of_bytes * (6 * usual + 5 * model.alpha_ns * len(ops)) / usual)
+    else:
+        assert found == pytest.approx(6 * (model.alpha_ns + of_bytes))
