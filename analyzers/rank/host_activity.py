@@ -92,6 +92,9 @@ _FORWARD: Final = re.compile(
 )
 """Ranges that begin with a forward: the recorder's, and those of DistributedDataParallel, FSDP1 and FSDP2."""
 
+_WRAPPED: Final = re.compile(rf"^(?:{re.escape(DDP_FORWARD)}|FullyShardedDataParallel\.forward)$")
+"""Ranges around forwards that torch records, in a wrapper of the model."""
+
 _ZERO_GRAD: Final = re.compile(r"^Optimizer\.zero_grad#")
 _OF_MODEL: Final = (*PRODUCTS, EMBEDDING)
 """Classes of operators and kernels that a model runs and a loop does not."""
@@ -170,6 +173,7 @@ def host_activity(trace: Trace, work: DeviceWork) -> HostActivity:
     for name, part in by_range(trace, pauses.subtract(known), threads).items():
         functions[name] = functions.get(name, Intervals.empty()).union(part)
     between = _between(trace, work, threads)
+    named[EVALUATING] = named[EVALUATING].union(_evaluating(trace, threads, between))
     unnamed = between.intersect(pauses).subtract(Intervals.empty().union(*functions.values()))
     functions[BETWEEN] = unnamed.subtract(named[EVALUATING])
     unnamed = pauses.subtract(named[EVALUATING].union(*functions.values(), *short))
@@ -236,6 +240,25 @@ def _between(trace: Trace, work: DeviceWork, threads: Int64) -> Intervals:
     if stepped[-1] > until[-1]:
         begin, until = np.append(begin, stepped[-1]), np.append(until, -NEVER)
     return Intervals.of(begin, until)
+
+
+def _evaluating(trace: Trace, threads: Int64, between: Intervals) -> Intervals:
+    """Where the model computes ``between`` an optimizer's step and the next forward, as much as in a forward or more:
+    an evaluation of the module that a wrapper holds, whose own forwards have ranges. Nothing in recordings in which
+    evaluations have ranges, as forwards then do.
+    """
+    forwards = Intervals.of_rows(trace, trace.rows(Category.ANNOTATION, named=_WRAPPED.match, threads=threads))
+    recorded = len(trace.rows(Category.ANNOTATION, named=FORWARD.__eq__, threads=threads))
+    if recorded or not len(forwards) or not len(between):
+        return Intervals.empty()
+    rows = trace.rows(Category.CPU_OP, named=lambda name: class_of_operator(name) in PRODUCTS, threads=threads)
+    start_ns, end_ns = trace.start_ns[rows], trace.ends_ns(rows)
+    order = np.argsort(start_ns)
+    start_ns, end_ns = start_ns[order], end_ns[order]
+    first, last = np.searchsorted(start_ns, between.start_ns), np.searchsorted(start_ns, between.end_ns)
+    of_forward = np.searchsorted(start_ns, forwards.end_ns) - np.searchsorted(start_ns, forwards.start_ns)
+    whole = last - first >= max(float(np.median(of_forward)), 1.0)
+    return Intervals.of(start_ns[first[whole]], end_ns[last[whole] - 1])
 
 
 def _ends_of_loop(trace: Trace, work: DeviceWork, threads: Int64, stepped_ns: Int64) -> Int64:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from perfscope.analyzers.rank.host_activity import host_activity
+from perfscope.analyzers.rank.host_activity import EVALUATING, host_activity
 from perfscope.analyzers.rank.launches import device_work
 from perfscope.trace.trace import NEVER
 from tests.traces import AUTOGRAD, TraceBuilder
@@ -122,3 +122,39 @@ def test_a_pause_has_the_name_of_the_range_that_is_there_for_it(named: tuple[str
     found = {name: part.measure() for name, part in host_activity(trace, device_work(trace)).named.items()}
     assert max(found, key=found.__getitem__) == name
     assert found[name] == 910_000
+
+
+def evaluating(
+    products: int, wrapper: str = "DistributedDataParallel.forward", marked: str | None = None
+) -> TraceBuilder:
+    """Two iterations with forwards of three products; after the first optimizer the model computes ``products``."""
+    builder = TraceBuilder()
+    for at in (0, 10_000):
+        builder.note(wrapper, at + 100, at + 900)
+        for layer in range(3):
+            builder.op("aten::addmm", at + 200 * (layer + 1), at + 200 * (layer + 1) + 100)
+        builder.op("autograd::engine::evaluate_function: AddmmBackward0", at + 1_000, at + 1_500, thread=AUTOGRAD)
+        builder.note("Optimizer.step#SGD.step", at + 2_000, at + 2_100)
+    for layer in range(products):
+        builder.op("aten::addmm", 3_000 + 500 * layer, 3_400 + 500 * layer)
+    return builder if marked is None else builder.note(marked, 50, 950)
+
+
+@pytest.mark.parametrize(
+    ("builder", "found"),
+    [
+        pytest.param(evaluating(6), [(3_000, 5_900)], id="two batches"),
+        pytest.param(evaluating(3), [(3_000, 4_400)], id="one batch"),
+        pytest.param(evaluating(3, "FullyShardedDataParallel.forward"), [(3_000, 4_400)], id="under FSDP"),
+        pytest.param(evaluating(2), [], id="less than a forward: a metric, say"),
+        pytest.param(evaluating(0), [], id="nothing"),
+        pytest.param(evaluating(6, "forward"), [], id="where forwards begin is not known"),
+        pytest.param(evaluating(6, marked="perfscope::forward"), [], id="evaluations would have ranges"),
+    ],
+)
+def test_a_forward_behind_the_optimizer_outside_the_wrapper_is_an_evaluation(
+    builder: TraceBuilder, found: list[tuple[int, int]]
+) -> None:
+    trace = builder.build()
+    named = host_activity(trace, device_work(trace)).named[EVALUATING]
+    assert list(zip(named.start_ns.tolist(), named.end_ns.tolist(), strict=True)) == found
