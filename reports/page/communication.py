@@ -14,7 +14,7 @@ from perfscope.results.summary import Summary
 from perfscope.text import duration, known, percent, plural
 
 _FEWEST_ARRIVALS: Final = 16
-"""Collectives of which a rank may be the last by chance more often than not."""
+"""Fewer collectives than this do not tell whether a rank arrives last more often than the others."""
 _SURE: Final = 4.0
 """Standard deviations above an even share from which a rank is the last more often than by chance: that of independent
 collectives is once in 30,000 recordings."""
