@@ -218,8 +218,7 @@ def _of_training(summary: Summary) -> Verdict:
         return Verdict(
             headline=f"{share:.0%} of the step is {what}{besides}; compute takes {compute:.0%}.",
             healthy=False,
-            first_action=f"{_GAIN_UNKNOWN if _is_named_host(category, summary) else NO_FIX}: "
-            f"{where_to_look(category, summary)}.",
+            first_action=f"{_what_is_known(category, summary)}: {where_to_look(category, summary)}.",
         )
     busy = f"compute takes {percent(compute)} of the step"
     busy += f"; the pipeline bubble takes {bubble}" if bubble else ""
@@ -277,7 +276,7 @@ def _limited(summary: Summary, serious: list[Finding]) -> Verdict:
         headline += f" Ranks wait for late ones for {share:.0%} of the step on average, mostly for the same reason."
     elif share >= NAMED and share >= recoverable + _MORE:
         what = in_words(category, share, summary)
-        known = lower_first(_GAIN_UNKNOWN if _is_named_host(category, summary) else NO_FIX)
+        known = lower_first(_what_is_known(category, summary))
         headline += f" Another {share:.0%} of the step, more than this change saves, is {what}: {known}; "
         headline += f"{where_to_look(category, summary)}."
     late = next((finding for finding in serious[1:] if finding.rule == STRAGGLING_RANK), None)
@@ -290,9 +289,9 @@ def _limited(summary: Summary, serious: list[Finding]) -> Verdict:
     return Verdict(headline=headline, healthy=False, first_action=action)
 
 
-def _is_named_host(category: str, summary: Summary) -> bool:
-    """Does most of the host's time have a name? That is where to change something, whatever it brings."""
-    return category == "idle_host" and bool(named_host(summary))
+def _what_is_known(category: str, summary: Summary) -> str:
+    """Of a loss without a finding: where most of the host's time has a name, something can be changed there."""
+    return _GAIN_UNKNOWN if category == "idle_host" and named_host(summary) else NO_FIX
 
 
 def _share(finding: Finding, summary: Summary) -> float:

@@ -6,17 +6,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
 
 import numpy as np
 
 from perfscope.analyzers.history.rank_history import read
 from perfscope.errors import TraceError
+from perfscope.recording.history import UNPROFILED_STEPS
 from perfscope.recording.job import Job
 from perfscope.recording.metadata import RunMetadata
-
-_MOST: Final = 256
-"""Steps that are taken, the first ones: as many as ranks that end by themselves write down."""
 
 
 def with_unprofiled_steps(job: Job) -> Job:
@@ -34,7 +31,7 @@ def _with_steps(run: RunMetadata, path: Path | None) -> RunMetadata:
         return run
     if steps.attempt != run.attempt:
         return run
-    unprofiled = np.rint(steps.step_us[~steps.disturbed][:_MOST] * 1e3).astype(np.int64).tolist()
+    unprofiled = np.rint(steps.step_us[~steps.disturbed][:UNPROFILED_STEPS] * 1e3).astype(np.int64).tolist()
     if len(unprofiled) <= len(run.steps.unprofiled_ns):
         return run
     return replace(run, steps=replace(run.steps, unprofiled_ns=tuple(unprofiled)))

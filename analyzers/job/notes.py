@@ -12,6 +12,7 @@ from perfscope.analyzers.job.unprofiled import LONG, longer_ns
 from perfscope.analyzers.job.utilisation import blind_ranks
 from perfscope.analyzers.rank.collectives.collectives import UNKNOWN_GROUP
 from perfscope.analyzers.rank.host_activity import EVALUATING
+from perfscope.analyzers.rank.pauses import FUNCTION
 from perfscope.analyzers.rank.steps import BY_OPTIMIZER, BY_REPETITION, lost_work
 from perfscope.recording.job import Job
 from perfscope.results.categories import TimeCategory
@@ -30,9 +31,6 @@ HIDDEN_SHARE: Final = 0.05
 """Share of the recorded time that a host waited for its first batch from which that is said, where it counts as
 hidden.
 """
-
-_IN_FILE: Final = ".py("
-"""In the name of a Python function, between its file and its line."""
 
 BY_WORK: Final = 0.5
 """Part of what a step takes longer that its FLOPs explain, from which it has more to compute."""
@@ -124,7 +122,7 @@ def _times(result: AlignedJob) -> float:
 
 def _about_stacks(time_breakdown: Iterable[TimeBreakdown]) -> Iterator[Note]:
     """Where Python functions were recorded, each call takes longer, and other work does not."""
-    ranks = [row.rank for row in time_breakdown if any(_IN_FILE in name for name in row.named_host_us)]
+    ranks = [row.rank for row in time_breakdown if any(map(FUNCTION.search, row.named_host_us))]
     if ranks:
         yield note("steps", "stacks", ranks)
 

@@ -17,7 +17,8 @@ of these stretches are shorter than 0.15 ms."""
 
 _NAMES: Final = 8
 """Functions, and ranges, that are named, those with the longest pauses."""
-_FUNCTION: Final = re.compile(r"\.py\(\d+\): ")
+FUNCTION: Final = re.compile(r"\.py\(\d+\): ")
+"""What names of Python functions hold, between their file and their own name."""
 """Python functions as torch.profiler writes them (``with_stack``). Built-in functions and modules do not match."""
 _WITHIN: Final = 0.1
 """A function covers a pause when it lacks at most this share of it on either side."""
@@ -41,7 +42,7 @@ _IDLE: Final = 0.8
 
 def by_function(trace: Trace, pauses: Intervals, threads: Int64) -> dict[str, Intervals]:
     """The pauses of each Python function: the innermost that lasts for the whole pause. Empty without stacks."""
-    return _innermost(trace, trace.rows(Category.PYTHON, named=_FUNCTION.search, threads=threads), pauses)
+    return _innermost(trace, trace.rows(Category.PYTHON, named=FUNCTION.search, threads=threads), pauses)
 
 
 def by_range(trace: Trace, pauses: Intervals, threads: Int64) -> dict[str, Intervals]:

@@ -27,6 +27,7 @@ from perfscope.trace.trace import Int64
 class JobReplay:
     """``runs`` is the metadata of the ranks that wrote some; ``replayed`` is the unchanged replay."""
 
+    job: Job
     runs: Mapping[int, RunMetadata]
     result: AlignedJob
     recorded: RecordedSchedules
@@ -34,8 +35,11 @@ class JobReplay:
     models: tuple[CostModel, ...]
     core_ns: Mapping[int, Int64]
     """Rank -> for how long its training thread waited for a core in each used step; empty unless all recorded it."""
-    system: System | None
-    """What was sampled of the hosts; None where nothing was."""
+
+    @functools.cached_property
+    def system(self) -> System | None:
+        """What was sampled of the hosts; None where nothing was."""
+        return system(self.job, self.result, self.runs)
 
     @functools.cached_property
     def unprofiled_ns(self) -> float | None:
@@ -63,13 +67,13 @@ def replay_job(job: Job, ranks: IdentifiedRanks) -> JobReplay:
     loaders = {rank: run.dataloaders[0] for rank, run in runs.items() if run.dataloaders}
     recorded = record_schedules(result, loaders)
     return JobReplay(
+        job,
         runs,
         result,
         recorded,
         replay(recorded.schedules),
         cost_models(result.matched),
         core_waits(job.capture, runs, result),
-        system(job, result, runs),
     )
 
 

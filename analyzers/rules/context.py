@@ -20,6 +20,7 @@ from perfscope.recording.metadata import DataLoaderMetadata, RunMetadata
 from perfscope.results.findings import Action, Confidence, Evidence, Finding, Obtained, Predict, Prediction, Severity
 from perfscope.results.rows import CollectiveRow, JobInfo
 from perfscope.results.summary import Summary
+from perfscope.results.tables import OperatorRow
 from perfscope.results.time_breakdown import shares
 from perfscope.text import byte_size
 
@@ -258,6 +259,10 @@ class RuleContext:
         """A category's time, median over the ranks: what one rank alone has is a straggler's."""
         rows = self.summary.time_breakdown
         return median(row.categories()[category] for row in rows) if rows else 0.0
+
+    def operator_us(self, row: OperatorRow) -> float:
+        """What an operator takes per rank and step: its device's work, or on CPUs what it does itself."""
+        return row.device_us_per_step if self.on_devices else row.host_us_per_step
 
     @property
     def exposed_transfer_us(self) -> float:

@@ -351,8 +351,9 @@ def _replay_changed(context: Context, settings: Mapping[str, str], leaning: int)
     if not context.on_devices:
         computed, work = computed_ns(schedules), work_of_ranks(schedules)
     applied = _apply(schedules, question, [each for each in asked if each[0].order <= _SENDING])
-    freed = freed_ns(context, sent, transfers_ns(schedules))
-    removed = {} if context.on_devices else removed_ns(context, (sent, work), schedules)
+    left = transfers_ns(schedules)
+    freed = freed_ns(context, sent, left)
+    removed = {} if context.on_devices else removed_ns(context, (sent, work), (left, work_of_ranks(schedules)))
     applied += _apply(schedules, question, [each for each in asked if each[0].order > _SENDING])
     applied.append(speed.keep_copies(schedules, question, settings))
     longer_ns, shorter_ns = loader.of_turns_ns(context, schedules.loading_step_ns)
@@ -491,7 +492,9 @@ def unprofiled_context(job: JobReplay) -> Context:
 
 
 def _shared_cores(job: JobReplay) -> tuple[SharedCores, ...]:
-    return shared_cores(job.system, job.runs)
+    """Of jobs on CPUs."""
+    on_devices = any(partial.has_device_work for partial in job.result.partials.values())
+    return () if on_devices else shared_cores(job.system, job.runs)
 
 
 def setting_named(name: str) -> Setting:

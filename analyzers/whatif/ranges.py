@@ -260,21 +260,22 @@ def work_of_ranks(schedules: EditableSchedules) -> dict[int, RankWork]:
 
 
 def removed_ns(
-    context: Context, before: tuple[Mapping[int, float], Mapping[int, RankWork]], after: EditableSchedules
+    context: Context,
+    before: tuple[Mapping[int, float], Mapping[int, RankWork]],
+    after: tuple[Mapping[int, float], Mapping[int, RankWork]],
 ) -> dict[int, float]:
     """Rank -> CPU time that a change takes from a step at most, ns, in the replay's time: what its training thread does
     itself less, all of it taken to be that, and of its process's other threads what they did for transfers that are
-    left out. ``before``: the ranks' ``transfers_ns`` and ``work_of_ranks``.
+    left out. ``before`` and ``after``: the ranks' ``transfers_ns`` and ``work_of_ranks``.
     """
     steps = max(len(context.result.steps), 1)
-    sent, work = transfers_ns(after), work_of_ranks(after)
     removed = {}
     for rank, taken in before[0].items():
         run = context.runs.get(rank)
         cpu = run.cpu if run is not None else None
         others_ns = max(cpu.process_ns - cpu.thread_ns, 0) / cpu.steps if cpu is not None and cpu.steps else 0.0
-        less = max(1 - sent[rank] / taken, 0.0) if taken else 0.0
-        removed[rank] = max(before[1][rank].own_ns - work[rank].own_ns, 0.0) / steps + less * others_ns
+        less = max(1 - after[0][rank] / taken, 0.0) if taken else 0.0
+        removed[rank] = max(before[1][rank].own_ns - after[1][rank].own_ns, 0.0) / steps + less * others_ns
     return removed
 
 

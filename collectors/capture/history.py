@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 
 from perfscope.collectors.phases.clock import FIRST_WAIT, HEAD, PhaseClock
 from perfscope.collectors.phases.core import CoreWaits
-from perfscope.recording.history import CORE, DISTURBED, OCCASIONAL, STAGES, WAITS, Block, pack
+from perfscope.recording.history import CORE, DISTURBED, OCCASIONAL, STAGES, UNPROFILED_STEPS, WAITS, Block, pack
 
 BLOCK_STEPS: Final = 512
 """Steps of a block at most: by then its header no longer counts."""
@@ -138,10 +138,6 @@ def _columns(names: Sequence[str], rows: Sequence[Stages]) -> Iterator[tuple[str
     """The times of each name in every step, µs."""
     for name, column in zip(names, zip(*rows, strict=True), strict=True):
         yield name, [ns // 1000 for ns in column]
-
-
-UNPROFILED_STEPS: Final = 256
-"""Unprofiled steps whose time goes into the metadata: enough for a steady median."""
 
 
 class StepTimer:

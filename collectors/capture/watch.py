@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from perfscope.collectors.agreement import Board
 from perfscope.collectors.background import Background
-from perfscope.collectors.capture.history import UNPROFILED_STEPS, StepHistory, StepTimer, block_age
+from perfscope.collectors.capture.history import StepHistory, StepTimer, block_age
 from perfscope.collectors.capture.lazy import LazyCapturer
 from perfscope.collectors.capture.run_file import RankContext
 from perfscope.collectors.capture.trigger import Trigger
@@ -22,7 +22,7 @@ from perfscope.collectors.phases.clock import PhaseClock
 from perfscope.collectors.phases.cost import median_ns, phase_ns, wait_ns
 from perfscope.collectors.phases.phases import BATCHES_DESCRIBED, OPTIMIZER
 from perfscope.collectors.phases.waits import RankWaits
-from perfscope.recording.history import STAGES
+from perfscope.recording.history import STAGES, UNPROFILED_STEPS
 from perfscope.recording.metadata import RecordingMetadata
 from perfscope.recording.paths import steps_file
 

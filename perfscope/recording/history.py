@@ -25,6 +25,9 @@ from perfscope.frozen import dataclass
 STAGES: Final = ("dataloader", "forward", "backward", "optimizer", "evaluation", "checkpoint")
 """What is measured of a step on the training thread's clock, in the order of the columns and of the bits."""
 
+UNPROFILED_STEPS: Final = 256
+"""Unprofiled steps whose time goes into a rank's metadata, the first ones: enough for a steady median."""
+
 OCCASIONAL: Final = frozenset({"evaluation", "checkpoint"})
 """Stages that most steps do not have: a block in which none has them leaves them out, and they are 0 there."""
 

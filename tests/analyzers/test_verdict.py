@@ -162,7 +162,8 @@ def test_host_time_that_has_a_name_is_named() -> None:
     verdict = judged(context(row))
     assert verdict.headline.startswith("58% of the step is host time, mostly in preprocess (pipelines/video.py:129);")
     assert verdict.first_action is not None
-    assert verdict.first_action.startswith("What a change saves is not known: look at what preprocess (pipelines/vid")
+    assert verdict.first_action.startswith("What a change saves is not known: look at what preprocess")
+    assert "look at what preprocess (pipelines/video.py:129) does" in verdict.first_action
     collecting = dataclasses.replace(row, named_host_us={"garbage collection": 30_000.0})
     assert "mostly in garbage collection" in judged(context(collecting)).headline
     names = {function: 28_000.0, "log.py(7): write": 9_000.0, "saving": 9_000.0}

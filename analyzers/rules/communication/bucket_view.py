@@ -59,7 +59,7 @@ def evaluate(job: RuleContext) -> Finding | None:
 def _copies_us(job: RuleContext) -> float:
     """Per rank and step: on the device, or on the host where there is none."""
     rows = [row for row in job.summary.operators if row.name == COPIES]
-    return sum(row.device_us_per_step if job.on_devices else row.host_us_per_step for row in rows)
+    return sum(map(job.operator_us, rows))
 
 
 def _freed_when_tight(job: RuleContext) -> float | None:

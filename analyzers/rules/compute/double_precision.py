@@ -24,7 +24,7 @@ _MOSTLY: Final = 0.8
 def evaluate(job: RuleContext) -> Finding | None:
     """The finding, or None: products compute in something else, or take little."""
     products = [row for row in job.summary.operators if row.operator_class in PRODUCTS]
-    times = {row: row.device_us_per_step if job.on_devices else row.host_us_per_step for row in products}
+    times = {row: job.operator_us(row) for row in products}
     double_us = sum(us for row, us in times.items() if row.dtype == "float64")
     if double_us < SHARE * job.step_time_us or double_us < _MOSTLY * sum(times.values()):
         return None

@@ -11,7 +11,6 @@ from typing import Final
 
 from perfscope.analyzers.rules.context import RuleContext
 from perfscope.results.findings import Action, Confidence, Evidence, Finding, code
-from perfscope.results.tables import OperatorRow
 
 RULE: Final = "filled-tensors"
 SHARE: Final = 0.10
@@ -22,10 +21,10 @@ _FILLING: Final = frozenset({"aten::fill_", "aten::zero_"})
 def evaluate(job: RuleContext) -> Finding | None:
     """The finding, or None: filling takes little."""
     rows = [row for row in job.summary.operators if row.name in _FILLING]
-    filling_us = sum(_us(row, on_devices=job.on_devices) for row in rows)
+    filling_us = sum(map(job.operator_us, rows))
     if filling_us < SHARE * job.step_time_us:
         return None
-    worst = max(rows, key=lambda row: _us(row, on_devices=job.on_devices))
+    worst = max(rows, key=job.operator_us)
     return job.finding(
         RULE,
         f"Filling tensors with one value takes {job.share(filling_us):.0%} of the step: "
@@ -35,18 +34,13 @@ def evaluate(job: RuleContext) -> Finding | None:
             evidence
             for row in rows
             for evidence in (
-                Evidence(f"{row.name} itself, per step", _us(row, on_devices=job.on_devices), "us", job.ranks),
+                Evidence(f"{row.name} itself, per step", job.operator_us(row), "us", job.ranks),
                 Evidence(f"{row.name} per step", row.count_per_step, ranks=job.ranks),
             )
         ),
         action=Action(setting="tensors that are filled", old="in every step", new="once, or not at all", how=_HOW),
         confidence=job.confidence(Confidence.MEDIUM),
     )
-
-
-def _us(row: OperatorRow, *, on_devices: bool) -> float:
-    """Per rank and step: of the device's work, or on CPUs of the operator itself."""
-    return row.device_us_per_step if on_devices else row.host_us_per_step
 
 
 _HOW: Final = (
