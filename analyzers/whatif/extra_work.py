@@ -19,6 +19,7 @@ from typing import Final
 
 from perfscope.analyzers.rank.extra.extra_work import FEW
 from perfscope.analyzers.rank.host_lane import HostTime
+from perfscope.analyzers.rank.loop_phases import IN_OPTIMIZER
 from perfscope.analyzers.rank.partial import ExtraWork, RankPartial
 from perfscope.analyzers.replay.engine import OpKind
 from perfscope.analyzers.whatif.change import BadSetting, CannotReplay, Context, Setting, Uncertainty, flag, number
@@ -82,11 +83,10 @@ _no_searches = partial(
     Uncertainty(less=0.10, more=0.25),
     rows=(HostTime.SEARCH,),
 )
-_operators = partial(
+_no_operators = partial(
     _left_out,
     attrgetter("loops.others"),
     "the recording shows no loop over many tensors between the phases of a step",
-    Uncertainty(less=0.40, more=0.60),
 )
 
 
@@ -133,6 +133,20 @@ def _loops(schedules: EditableSchedules, context: Context, name: str, value: str
     # On CPUs a fused optimizer reads each tensor once, where a loop's operators read it one after the other.
     sure = Uncertainty(less=0.25, more=0.25 if context.on_devices else 0.75)
     return _no_loops(sure, schedules, context, name, value)
+
+
+def _operators(schedules: EditableSchedules, context: Context, name: str, value: str) -> Uncertainty:
+    # A call for all tensors may compute in one pass what the loop does in many: at most the whole loop is spared.
+    more = 0.60 if context.on_devices else max((_arithmetic(context, rank) for rank in schedules.ops), default=0.0)
+    return _no_operators(Uncertainty(less=0.40, more=more), schedules, context, name, value)
+
+
+def _arithmetic(context: Context, rank: int) -> float:
+    """What one call for all leaves of the loops over many tensors on a CPU, as a multiple of what it spares."""
+    partial, used = context.result.partials[rank], _used(context, rank)
+    took_ns = sum(float(part.took_ns[used].sum()) for part in partial.loops.parts if part.name != IN_OPTIMIZER)
+    spared_ns = float(partial.loops.others.host.within(*context.result.windows[rank]).sum())
+    return took_ns / spared_ns - 1 if spared_ns else 0.0
 
 
 def _no_collectives(schedules: EditableSchedules, _: Context, name: str, value: str) -> Uncertainty:
