@@ -3,7 +3,8 @@
 A rank may be slow only while it is recorded. What makes it the last then takes longer than a whole unprofiled step, so
 it cannot take as long there; and at its peers' pace the recorded step is no shorter than an unprofiled one, so that one
 has no straggler in it. Where the profiler slows many small operators, on every rank alike, that may be so with a true
-straggler as well, so what recording these takes must not explain it.
+straggler as well, so what recording these takes must not explain it. And a rank that has more work than the others
+(FLOPs, where shapes are recorded) has it without the profiler, too.
 
 Example: recorded steps take 387 ms, of which one rank computes 337 and the other 104; at the other's pace they would
 take 156. Unprofiled steps take 154.
@@ -14,7 +15,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from typing import Final
 
+import numpy as np
+
 from perfscope.analyzers.job.aligned import AlignedJob
+from perfscope.analyzers.replay.stragglers.own_time import flops_per_step
 from perfscope.analyzers.replay.stragglers.straggler import CAUSES
 from perfscope.results.attribution import CAUSE_PHRASES
 from perfscope.results.notes import Note, note
@@ -24,6 +28,8 @@ _NO_ROOM: Final = 0.9
 """Share of the unprofiled step that the recorded one takes at its peers' pace, from which that is no shorter."""
 _RECORDING_NS: Final = 30_000.0
 """What recording one operator, with shapes and on a busy machine, takes at most."""
+_MORE_WORK: Final = 1.05
+"""FLOPs of a rank, as a multiple of the others' median, from which it has more work."""
 
 
 def without_profiling_effects(
@@ -57,9 +63,21 @@ def _is_effect(row: StragglerRow, result: AlignedJob, unprofiled_us: float) -> b
     step_us = result.step_ns / 1e3
     if step_us - row.lost_us < _NO_ROOM * unprofiled_us:
         return False
-    if min(_of_cause_us(row, result, rank) for rank in row.members) <= unprofiled_us:
+    if _NO_ROOM * min(_of_cause_us(row, result, rank) for rank in row.members) <= unprofiled_us:
+        return False
+    if row.cause == "compute" and _has_more_work(row, result):
         return False
     return step_us - unprofiled_us > max(_recording_us(result, rank) for rank in row.members)
+
+
+def _has_more_work(row: StragglerRow, result: AlignedJob) -> bool:
+    """Do its ranks compute more FLOPs than the others? Not where these are not recorded, or there are no others."""
+    others = result.partials.keys() - row.members
+    if not others:
+        return False
+    theirs = np.median(flops_per_step(result, sorted(others)).mean(axis=1))
+    own = flops_per_step(result, row.members).mean(axis=1)
+    return bool(theirs > 0 and own.min() >= _MORE_WORK * theirs)
 
 
 def _of_cause_us(row: StragglerRow, result: AlignedJob, rank: int) -> float:
