@@ -33,7 +33,7 @@ _ABOUT: Final = {
     "host-pauses": ("idle_host",),
     "checkpoint-saving": ("idle_host",),
     "host-syncs": ("idle_sync",),
-    **dict.fromkeys(("small-operators",), ("idle_launch", "idle_host")),
+    **dict.fromkeys(("small-operators", "loop-work"), ("idle_launch", "idle_host")),
     **dict.fromkeys(
         ("mixed-precision", "double-precision", "optimizer-kernels", "channels-last", "filled-tensors"), ()
     ),

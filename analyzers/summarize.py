@@ -23,7 +23,7 @@ from perfscope.analyzers.job.collectives.of_layers import rows_of_layers
 from perfscope.analyzers.job.collectives.of_loop import averaged_per_step, calls_per_step
 from perfscope.analyzers.job.collectives.table import collective_rows
 from perfscope.analyzers.job.critical_path import critical_path
-from perfscope.analyzers.job.extra_work import extra_cost, loop_costs
+from perfscope.analyzers.job.extra_work import extra_cost, loop_costs, loop_work_costs
 from perfscope.analyzers.job.identify import IdentifiedRanks
 from perfscope.analyzers.job.lanes import lanes, step_timelines
 from perfscope.analyzers.job.loading import dataloader_rows
@@ -159,6 +159,7 @@ def summarize(
             recomputation=extra_cost(result, attrgetter("recomputation")),
             conversions=extra_cost(result, attrgetter("conversions")),
             loops=loop_costs(result),
+            loop_work=loop_work_costs(result),
             loop_collectives=calls_per_step(result.partials, result.matched, len(result.steps)),
             slow_transfers=slow_transfer_steps(result),
             averaged=averaged_per_step(result.partials, result.matched, len(result.steps)),

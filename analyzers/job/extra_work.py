@@ -66,3 +66,39 @@ def loop_costs(result: AlignedJob) -> tuple[LoopCost, ...]:
         if 2 * len(rows) > len(result.partials)
     ]
     return tuple(sorted(usual, key=lambda row: -row.us))
+
+
+@dataclass(frozen=True)
+class LoopWorkCost:
+    """What one part of the training loop computes beside the training: medians over the ranks, per step: its time (µs),
+    and the model's forwards without gradients. ``operators`` take longest there; ``of_model``: some are layers.
+    """
+
+    part: str
+    us: float
+    forwards: float
+    operators: tuple[str, ...]
+    of_model: bool
+
+
+def loop_work_costs(result: AlignedJob) -> tuple[LoopWorkCost, ...]:
+    """Those of each part that most ranks compute in, the costliest first."""
+    found: dict[str, list[LoopWorkCost]] = {}
+    for partial in result.partials.values():
+        used = partial.steps.indices_of(result.steps)
+        for part in partial.loop_work:
+            us, forwards = float(part.took_ns[used].mean()) / 1e3, float(part.forwards[used].mean())
+            cost = LoopWorkCost(part.name, us, forwards, part.operators, part.of_model)
+            found.setdefault(part.name, []).append(cost)
+    usual = [
+        LoopWorkCost(
+            name,
+            median(row.us for row in rows),
+            median(row.forwards for row in rows),
+            rows[0].operators,
+            of_model=rows[0].of_model,
+        )
+        for name, rows in found.items()
+        if 2 * len(rows) > len(result.partials)
+    ]
+    return tuple(sorted(usual, key=lambda row: -row.us))

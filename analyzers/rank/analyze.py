@@ -21,6 +21,7 @@ from perfscope.analyzers.rank.extra.extra_work import (
     recomputation,
     searches,
 )
+from perfscope.analyzers.rank.extra.loop_work import loop_work, parts_of_loop
 from perfscope.analyzers.rank.extra.operator_loops import operator_loops
 from perfscope.analyzers.rank.host_activity import (
     EVALUATING,
@@ -94,7 +95,8 @@ def analyze_rank(trace: Trace, flops: CustomFlops | None = None) -> RankPartial:
     attribution = attribute(trace, work, steps, flops)
     collectives = _collectives(trace, work, steps, host, attribution)
     used = {int(index) for index in distinct(trace.device[work.row])} if len(work) else set()
-    loops = operator_loops(trace, work, steps, host, attribution.operators)
+    parts = parts_of_loop(trace, work, host)
+    loops = operator_loops(trace, work, steps, host, attribution.operators, parts)
     own = progress(trace, work, host, collectives, timeline, steps)
     return RankPartial(
         source=trace.source,
@@ -123,6 +125,7 @@ def analyze_rank(trace: Trace, flops: CustomFlops | None = None) -> RankPartial:
         conversions=conversions(trace, work, steps),
         optimizer_loops=loops.optimizer or optimizer_loops(trace, work, steps),
         loops=loops,
+        loop_work=loop_work(trace, work, steps, host, attribution.operators, parts),
         bucket_copies=bucket_copies(trace, work, steps),
         buffer_copies=buffer_copies(trace, work, steps),
         searches=searches(work, steps, host),

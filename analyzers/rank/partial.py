@@ -178,6 +178,20 @@ class OperatorLoops:
 
 
 @dataclass(frozen=True, eq=False)
+class LoopWork:
+    """What one part of the training loop computes beside the training. ``took_ns`` is its time in each step,
+    ``forwards`` the model's forwards without gradients in it, ``operators`` what takes longest; ``of_model``: some of
+    these are layers of a model.
+    """
+
+    name: str
+    took_ns: Int64
+    forwards: Int64
+    operators: tuple[str, ...]
+    of_model: bool
+
+
+@dataclass(frozen=True, eq=False)
 class RankPartial:
     """The analysis of one rank. Times are ns on the rank's own clock."""
 
@@ -218,6 +232,7 @@ class RankPartial:
     conversions: ExtraWork
     optimizer_loops: ExtraWork
     loops: OperatorLoops
+    loop_work: tuple[LoopWork, ...]
     bucket_copies: ExtraWork
     buffer_copies: ExtraWork
     searches: ExtraWork

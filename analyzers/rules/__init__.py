@@ -42,6 +42,7 @@ from perfscope.analyzers.rules.compute import (
     channels_last,
     double_precision,
     filled_tensors,
+    loop_work,
     mixed_precision,
 )
 from perfscope.analyzers.rules.context import OF_BOUND
@@ -115,6 +116,7 @@ RULES: Final[tuple[Rule, ...]] = (
     launch_bound.evaluate,
     loader_startup.evaluate,
     loop_collectives.evaluate,
+    loop_work.evaluate,
     megatron_overlap.evaluate,
     memory_limit.evaluate,
     mixed_precision.evaluate,

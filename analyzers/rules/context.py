@@ -9,7 +9,7 @@ from functools import cached_property
 from statistics import median
 from typing import Any, Final
 
-from perfscope.analyzers.job.extra_work import ExtraCost, LoopCost
+from perfscope.analyzers.job.extra_work import ExtraCost, LoopCost, LoopWorkCost
 from perfscope.analyzers.job.rank_steps import RankSteps
 from perfscope.analyzers.job.slow_operators import SlowOperator
 from perfscope.analyzers.job.strategies import fsdp_by_ranges
@@ -86,6 +86,8 @@ class RuleContext:
     """Tensors whose channels are written last for a convolution, and first again; None where that is not seen."""
     loops: tuple[LoopCost, ...] = ()
     """Loops over many tensors outside the model, the costliest first."""
+    loop_work: tuple[LoopWorkCost, ...] = ()
+    """What the training loop computes beside the training, by its part, the costliest first."""
     loop_collectives: Mapping[str, float] = field(default_factory=dict)
     """Small collectives per step between the optimizer's step and the next forward, by kind."""
     slow_transfers: Mapping[int, float] = field(default_factory=dict)

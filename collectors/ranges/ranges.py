@@ -22,7 +22,7 @@ from perfscope.collectors.phases.phases import ALL, StepPhases
 from perfscope.collectors.problems import Problems
 from perfscope.collectors.ranges.accumulation import Accumulation
 from perfscope.collectors.ranges.collectives import CollectiveRanges
-from perfscope.recording.vocabulary import BACKWARD, DATALOADER, EVALUATION, FORWARD, OPTIMIZER
+from perfscope.recording.vocabulary import BACKWARD, DATALOADER, EVALUATION, FORWARD, NO_GRADIENTS, OPTIMIZER
 
 _DATALOADER, _FORWARD, _BACKWARD, _OPTIMIZER = ALL
 
@@ -67,6 +67,8 @@ class Ranges:
         """Outermost ranges entered since they were installed, by name."""
         self.accumulation = Accumulation()
         """Backwards in a row, and whether their gradients were exchanged."""
+        self._trains = False
+        """A forward with gradients was seen, outside a backward: a checkpointed model's only one has none."""
         self.autocast: str = ""
         """Type that a forward ran in under autocast; empty without."""
         self.loaders = phases.loaders
@@ -185,6 +187,9 @@ class Ranges:
         if not training:
             # A framework's whole evaluation may have its range already.
             return None if getattr(self._depth, EVALUATION, False) else self._begin(EVALUATION)
+        if not torch.is_grad_enabled() and self._trains and not getattr(self._depth, BACKWARD, False):
+            return self._begin(NO_GRADIENTS)
+        self._trains |= torch.is_grad_enabled() and not getattr(self._depth, BACKWARD, False)
         self.accumulation.forward_begins(module)
         if not self.autocast:
             self._look_at_autocast()

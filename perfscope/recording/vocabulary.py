@@ -26,6 +26,9 @@ FORWARD: Final = "perfscope::forward"
 EVALUATION: Final = "perfscope::evaluation"
 """The outermost module's forward in evaluation mode and without gradients: not training."""
 
+NO_GRADIENTS: Final = "perfscope::forward_without_gradients"
+"""The outermost module's forward in training mode and without gradients, outside a backward: a rollout, for example."""
+
 BACKWARD: Final = "perfscope::backward"
 """``torch.autograd.backward`` from call to return."""
 
@@ -39,8 +42,8 @@ GARBAGE_COLLECTION: Final = "perfscope::gc"
 """The interpreter collects garbage, on whichever thread's turn it was; not its youngest generation's collections."""
 
 RANGES: Final = (
-    DATALOADER, DATALOADER_START, DATALOADER_STOP, DATALOADER_SAMPLER, FORWARD, EVALUATION, BACKWARD, COMMUNICATION,
-    OPTIMIZER,
+    DATALOADER, DATALOADER_START, DATALOADER_STOP, DATALOADER_SAMPLER, FORWARD, EVALUATION, NO_GRADIENTS, BACKWARD,
+    COMMUNICATION, OPTIMIZER,
 )  # fmt: skip
 
 COLLECTIVE_PREFIX: Final = "perfscope::collective#"

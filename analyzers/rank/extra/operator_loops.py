@@ -17,12 +17,11 @@ from typing import Final
 import numpy as np
 
 from perfscope.analyzers.rank.extra.extra_work import kernel_loops
-from perfscope.analyzers.rank.host_activity import BETWEEN, EVALUATING, HostActivity
-from perfscope.analyzers.rank.host_lane import LATER
+from perfscope.analyzers.rank.host_activity import HostActivity
 from perfscope.analyzers.rank.intervals import Intervals
 from perfscope.analyzers.rank.kernel_classes import EMBEDDING, NORMALISATION, PRODUCTS, class_of_operator
 from perfscope.analyzers.rank.launches import DeviceWork
-from perfscope.analyzers.rank.loop_phases import IN_OPTIMIZER, OF_BATCH, outside_the_model
+from perfscope.analyzers.rank.loop_phases import IN_OPTIMIZER, OF_BATCH
 from perfscope.analyzers.rank.nesting import Nested
 from perfscope.analyzers.rank.partial import ExtraWork, LoopPart, OperatorLoops
 from perfscope.analyzers.rank.pauses import PAUSE_NS
@@ -47,8 +46,6 @@ _BESIDE: Final = re.compile(
     r"aten::(detach|item|to|_to_copy|clone|empty_like|zeros_like|isfinite|isnan|isinf|all|any)_?$"
 )
 """What such loops call besides: they copy, convert and read tensors."""
-_TO_DEVICE: Final = re.compile("^Memcpy HtoD|^CopyHostToDevice")
-"""Copies from the host, by CUPTI's and ROCm's names."""
 _LAYERS: Final = (*PRODUCTS, NORMALISATION, EMBEDDING)
 """Classes of operators that no such loop calls."""
 _FUSED: Final = re.compile(r"^Optimizer\.step#(?:Adam|AdamW|SGD|Adagrad)\.")
@@ -90,14 +87,9 @@ class _Calls:
 
 
 def operator_loops(
-    trace: Trace, work: DeviceWork, steps: Steps, host: HostActivity, operators: Nested
+    trace: Trace, work: DeviceWork, steps: Steps, host: HostActivity, operators: Nested, parts: dict[str, Intervals]
 ) -> OperatorLoops:
-    """Those of one rank, by the part of the training loop that they are in."""
-    parts = outside_the_model(trace, host.threads)
-    elsewhere = host.loading.union(host.named[EVALUATING])
-    # Before the backward it is the model, or its loss, that autograd has to see.
-    parts = {name: part.subtract(elsewhere) for name, part in parts.items() if not name.endswith("backward")}
-    parts |= _before_and_after(parts.pop(BETWEEN, Intervals.empty()), _arrivals(trace, work, host))
+    """Those of one rank, by the part of the training loop (``parts_of_loop``) that they are in."""
     outermost = _Outermost.of(trace, operators, host)
     if len(work):
         others = {name: part for name, part in parts.items() if name != IN_OPTIMIZER}
@@ -120,23 +112,6 @@ def operator_loops(
         optimizer=loops.get(IN_OPTIMIZER, _nothing(steps)) if not len(work) else None,
         others=_together(loops, steps),
     )
-
-
-def _arrivals(trace: Trace, work: DeviceWork, host: HostActivity) -> Int64:
-    """When hosts have taken a batch from the loader, or told the device to copy it."""
-    copies = work.launch[(work.launch != NONE) & trace.names_where(_TO_DEVICE.search, work.row)]
-    return np.sort(np.concatenate((host.loading.end_ns, trace.ends_ns(copies))))
-
-
-def _before_and_after(between: Intervals, arrivals_ns: Int64) -> dict[str, Intervals]:
-    """The loop between optimizer and forward, from the first arrival in each stretch on the batch's preparation."""
-    first = np.append(arrivals_ns, LATER)[np.searchsorted(arrivals_ns, between.start_ns)]
-    arrived = np.minimum(first, between.end_ns)
-    parts = {
-        BETWEEN: Intervals.of(between.start_ns, arrived),
-        OF_BATCH: Intervals.of(arrived, between.end_ns),
-    }
-    return {name: part for name, part in parts.items() if len(part)}
 
 
 def _calls(trace: Trace, outermost: _Outermost, part: Intervals) -> _Calls:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from perfscope.collectors.problems import Problems
-from perfscope.recording.vocabulary import EVALUATION, FORWARD
+from perfscope.recording.vocabulary import BACKWARD, EVALUATION, FORWARD, NO_GRADIENTS
 from tests.collectors.harness import needs_torch
 from tests.collectors.worlds import Written, world
 
@@ -56,7 +56,22 @@ def test_only_a_forward_in_evaluation_mode_and_without_gradients_is_an_evaluatio
         with torch.inference_mode():
             model(x)
 
-    assert ranges_of(model, calls) == [FORWARD, FORWARD, FORWARD, EVALUATION, EVALUATION]
+    assert ranges_of(model, calls) == [FORWARD, NO_GRADIENTS, FORWARD, EVALUATION, EVALUATION]
+
+
+def test_the_forward_of_a_model_that_is_checkpointed_as_a_whole_is_one() -> None:
+    """It has no gradients; what runs again in the backward has."""
+    import torch
+    from torch.utils.checkpoint import checkpoint
+
+    model, x = net(), torch.zeros(2, 4, requires_grad=True)
+
+    def calls() -> None:
+        for _ in range(2):
+            checkpoint(model, x, use_reentrant=True).sum().backward()
+
+    calls()  # torch imports parts of itself at the first
+    assert ranges_of(model, calls) == [FORWARD, BACKWARD, FORWARD] * 2
 
 
 def test_evaluation_past_a_wrapper_is_seen_and_counts_once() -> None:

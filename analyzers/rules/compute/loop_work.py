@@ -1,0 +1,113 @@
+"""Work of the training loop beside the training: fires when what is computed between two phases of the step, or in
+hooks of the backward, takes much of it.
+
+A model that runs without gradients (rollouts, generation, a teacher), statistics of gradients, metrics and batches that
+are made in the loop are such work. The training needs it perhaps, but not in each step, or not on the thread that
+trains: a bound. Rules about pauses, about loops over many tensors and about filled tensors say more of what they find.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from perfscope.analyzers.job.extra_work import LoopWorkCost
+from perfscope.analyzers.rank.extra.loop_work import HOOKS
+from perfscope.analyzers.rank.loop_phases import OF_BATCH
+from perfscope.analyzers.rules.compute import double_precision, filled_tensors
+from perfscope.analyzers.rules.context import RuleContext
+from perfscope.analyzers.rules.host import checkpoint_saving, garbage_collection, small_operators
+from perfscope.analyzers.rules.ranks import host_pauses
+from perfscope.results.findings import Action, Confidence, Evidence, Finding, code
+
+RULE: Final = "loop-work"
+SHARE: Final = 0.10
+"""Least share of the step that it takes."""
+_TOLD: Final = 0.5
+"""Share of it that another finding saves, from which that one is about it."""
+_OTHERS: Final = (
+    checkpoint_saving.evaluate,
+    double_precision.evaluate,
+    filled_tensors.evaluate,
+    garbage_collection.evaluate,
+    host_pauses.evaluate,
+    small_operators.evaluate,
+)
+
+
+def evaluate(job: RuleContext) -> Finding | None:
+    """The finding, about the part of the loop that takes longest."""
+    worst = next(iter(job.loop_work), None)
+    if worst is None or worst.us < SHARE * job.step_time_us or _is_told(job, worst):
+        return None
+    return job.finding(
+        RULE,
+        f"{worst.part[0].upper()}{worst.part[1:]} {'compute' if worst.part == HOOKS else 'takes'} "
+        f"{'for ' if worst.part == HOOKS else ''}{job.share(worst.us):.0%} of the step: {_what(worst)}",
+        worst.us,
+        evidence=tuple(
+            evidence
+            for row in job.loop_work
+            for evidence in (
+                Evidence(f"time of {row.part}, per step", row.us, "us", job.ranks),
+                *(
+                    [Evidence(f"forwards without gradients in {row.part}, per step", row.forwards, ranks=job.ranks)]
+                    if row.forwards
+                    else []
+                ),
+            )
+        ),
+        action=_action(worst),
+        confidence=job.confidence(Confidence.MEDIUM),
+    )
+
+
+def _is_told(job: RuleContext, worst: LoopWorkCost) -> bool:
+    """Does another finding save most of it?"""
+    return any(_saved_us(finding, job) >= _TOLD * worst.us for rule in _OTHERS if (finding := rule(job)) is not None)
+
+
+def _saved_us(finding: Finding, job: RuleContext) -> float:
+    gain = finding.gain(job.step_time_us) or 0.0
+    return job.step_time_us * gain / (1 + gain)
+
+
+def _what(work: LoopWorkCost) -> str:
+    called = ", ".join(work.operators)
+    return f"{work.forwards:,.0f} forwards without gradients; {called}" if work.forwards >= 1 else called
+
+
+def _action(work: LoopWorkCost) -> Action:
+    if work.part == HOOKS:
+        return Action(setting="hooks of parameters and gradients", old="in every step", new="in fewer", how=_OF_HOOKS)
+    if work.forwards >= 1 or work.of_model:
+        return Action(setting="forwards without gradients", old="few samples each", new="more, or fewer", how=_OF_MODEL)
+    if work.part == OF_BATCH:
+        return Action(setting="preparation of the batch", old="in the loop", new="in the loader", how=_OF_BATCH)
+    return Action(setting="work in the training loop", old="in every step", new="in fewer", how=_OF_LOOP)
+
+
+_OF_HOOKS: Final = (
+    "Functions that register_hook and register_post_accumulate_grad_hook take run once for each gradient, and each "
+    ".item() or .tolist() in them is a call of its own. Do this in fewer steps, and for all gradients in one call "
+    "after the backward:\n"
+    + code(
+        "python",
+        "if step % 100 == 0:\n"
+        "    gradients = [p.grad for p in model.parameters() if p.grad is not None]\n"
+        "    norms = torch.stack(torch._foreach_norm(gradients)).tolist()",
+    )
+)
+_OF_MODEL: Final = (
+    "A model runs there without gradients: a rollout, generation, a teacher or an evaluation. With small batches a "
+    "forward costs nearly as much as with large ones, so give it more samples at once (more environments or prompts), "
+    "run it in fewer steps, or in processes of its own beside the training. Targets that stay the same are computed "
+    "once.\n" + code("python", "with torch.inference_mode():  # does a little less than torch.no_grad()\n    ...")
+)
+_OF_BATCH: Final = (
+    "If batches are made, augmented or converted there, do it in the Dataset or collate_fn of a DataLoader with "
+    "workers, where the loop does not wait for it, or compile the function that does (torch.compile)."
+)
+_OF_LOOP: Final = (
+    "Look at what the loop does there (metrics, statistics, averages, copies); perfscope run --stacks names its Python "
+    "functions. Do it in fewer steps, or for all tensors in one call."
+)
