@@ -126,6 +126,20 @@ def test_waits_that_only_show_slow_loading_come_behind_it(late_saves, first):
     assert found[0] == first
 
 
+@pytest.mark.parametrize(
+    ("unprofiled_us", "least_us"),
+    [(80_000.0, 50_000.0), (50_000.0, 20_000.0), (38_000.0, 26_600.0), (None, 70_000.0)],
+    ids=["as long in a shorter step", "most of it", "the profiler's doing", "no such step was timed"],
+)
+def test_what_the_profiler_makes_no_longer_is_a_larger_share_without_it(unprofiled_us, least_us):
+    """Batches made on the training thread take 30 of 100 ms of a recorded step: at most 1.43x, as there, or more."""
+    case = changed(starved(30_000), unprofiled_step_us=unprofiled_us)
+    finding, *_ = unprofiled((dataloader_workers.evaluate(case),), case)
+    assert finding.rule == dataloader_workers.RULE
+    assert finding.ceiling is not None
+    assert case.info.step_us / (1 + finding.ceiling) == pytest.approx(least_us)
+
+
 @pytest.mark.parametrize(("saved", "shown"), [(0.3, True), (0.006, True), (0.004, False), (0.0, False), (-0.2, False)])
 def test_a_change_that_makes_the_step_no_faster_is_not_shown(saved, shown):
     """Neither by the recorded step, nor by the one without the profiler, which takes 90 of its 100 ms."""
