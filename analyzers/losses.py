@@ -114,8 +114,8 @@ def losses(summary: Summary) -> tuple[dict[str, float], float]:
 
 
 def profiling_effect(summary: Summary) -> Note | None:
-    """The note on a rank that is slow only while it is profiled; None without."""
-    return next((note for note in summary.notes if note.kind == "profiling_effect"), None)
+    """The note on a rank that is slow in the recorded steps alone; None without."""
+    return next((note for note in summary.notes if note.kind in ("profiling_effect", "recorded_steps_alone")), None)
 
 
 def largest(shares: dict[str, float], summary: Summary, treated: Collection[Finding] = ()) -> tuple[str, float]:

@@ -93,7 +93,7 @@ def summarize(
     groups, size = group_rows(result), world_size(result.partials, runs)
     strategies = job_strategies(result, runs, pipeline, groups, size) or ("unknown",)
     info = _job_info(job, identified, result, runs, strategies)
-    stragglers = without_profiling_effects(own, result, info.unprofiled_step_us)
+    stragglers = without_profiling_effects(own, result, runs, info.unprofiled_step_us)
     of_profiling = [row for row in own if row not in stragglers]
     peaks = peaks_of(info.devices[0]) if len(info.devices) == 1 else None
     kernels, unlisted = with_roofline(kernel_rows(result, peaks), measured)
@@ -121,7 +121,7 @@ def summarize(
             *pipeline_notes(pipeline, info.strategies),
             *system_notes(job, machines),
             *contention_notes([row for row in late if row not in own], info.step_time_us),
-            *profiling_effect_notes(of_profiling, result, info.unprofiled_step_us),
+            *profiling_effect_notes(of_profiling, result, runs, info.unprofiled_step_us),
             *unlisted_notes(unlisted),
             *compiled.notes,
         ),

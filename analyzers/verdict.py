@@ -146,7 +146,11 @@ def verdict(summary: Summary) -> Verdict:
     effect = profiling_effect(summary)
     if effect is not None and effect.values["share"] > recoverable(summary):
         slow = f"{ranks_in_words(effect.ranks)} {'is' if len(effect.ranks) == 1 else 'are'} slow"
-        words = f"That {slow} in the recorded steps is an effect of profiling: other steps are too short for it."
+        words = (
+            f"That {slow} in the recorded steps is an effect of profiling: other steps are too short for it."
+            if effect.kind == "profiling_effect"
+            else f"{slow[0].upper()}{slow[1:]} in the recorded steps alone: in others it takes no more CPU time."
+        )
         found = replace(found, headline=f"{found.headline} {words}", healthy=False)
     long = _long_steps(summary)
     if long is not None and long.text not in found.headline and long.values["share"] > recoverable(summary):

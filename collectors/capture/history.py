@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
 from struct import Struct
-from time import perf_counter_ns
+from time import perf_counter_ns, thread_time_ns
 from typing import Final, NamedTuple
 
 from perfscope.collectors.phases.clock import FIRST_WAIT, HEAD, PhaseClock
@@ -153,6 +153,9 @@ class StepTimer:
         """Of the training thread; begun where waiting is measured."""
         self.unprofiled: list[int] = []
         """Wall time of the first undisturbed steps, ns."""
+        self.unprofiled_thread: list[int] = []
+        """CPU time of the training thread in them, ns."""
+        self._thread_before = 0
 
     def step_ends(self, number: int, *, busy: bool) -> Step | None:
         """Step ``number`` has ended; what is known of it, None where its beginning was not seen.
@@ -167,8 +170,7 @@ class StepTimer:
             return None
         step = Step(number, began, now - began, stages, self.disturbed or busy, waits)
         self._history.add(step)
-        if not step.disturbed and len(self.unprofiled) < UNPROFILED_STEPS:
-            self.unprofiled.append(step.duration)
+        self.keep(step.duration, disturbed=step.disturbed)
         return step
 
     def step_passes(self, number: int) -> int:
@@ -187,6 +189,15 @@ class StepTimer:
         self.disturbed = False
         clock.began = perf_counter_ns()
         return duration
+
+    def keep(self, duration: int, *, disturbed: bool) -> None:
+        """Keep what a step took that has just ended, if it is one of the first undisturbed ones; 0: not known."""
+        if len(self.unprofiled) >= UNPROFILED_STEPS:
+            return
+        before, self._thread_before = self._thread_before, thread_time_ns()
+        if duration and not disturbed:
+            self.unprofiled.append(duration)
+            self.unprofiled_thread.append(max(self._thread_before - before, 0))
 
     def core_waited(self, duration: int) -> None:
         """The step that has just ended took so long (ns): count what the thread waited for a core."""
@@ -207,6 +218,8 @@ class StepTimer:
         work, or was just before.
         """
         self.disturbed = disturbed
+        if len(self.unprofiled) < UNPROFILED_STEPS:
+            self._thread_before = thread_time_ns()
         self._clock.clear()
         self._clock.began = began = perf_counter_ns()
         return began
@@ -215,3 +228,4 @@ class StepTimer:
         """What was taken for steps may not have been."""
         self._clock.began = 0
         self.unprofiled.clear()
+        self.unprofiled_thread.clear()

@@ -255,6 +255,7 @@ class Session:
             seen=self._detector.completed,
             detected_by=self._detector.source,
             unprofiled_ns=tuple(self._watch.unprofiled),
+            unprofiled_thread_ns=tuple(self._watch.unprofiled_thread),
             skipped=self._skipped,
             batches_per_step=self._watch.batches_per_step,
         )

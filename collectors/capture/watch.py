@@ -87,6 +87,11 @@ class StepWatch:
         """Wall time of the first undisturbed steps, ns."""
         return self._pace.unprofiled
 
+    @property
+    def unprofiled_thread(self) -> list[int]:
+        """CPU time of the training thread in them, ns."""
+        return self._pace.unprofiled_thread
+
     def start(self) -> None:
         """Begin to store steps and to listen."""
         self._problems.guard("measuring what recording costs", self._measure_cost)
@@ -151,8 +156,7 @@ class StepWatch:
     def _measure(self, duration: int, since: int, *, disturbed: bool) -> None:
         """One of the first steps has passed: what it took, and what came between it and the next."""
         between, unprofiled = self._between, self._pace.unprofiled
-        if duration and not disturbed and len(unprofiled) < UNPROFILED_STEPS:
-            unprofiled.append(duration)
+        self._pace.keep(duration, disturbed=disturbed)
         if len(between) < UNPROFILED_STEPS:
             between.append(perf_counter_ns() - since)
         self._measures = len(between) < UNPROFILED_STEPS or len(unprofiled) < UNPROFILED_STEPS

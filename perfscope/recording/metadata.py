@@ -157,6 +157,8 @@ class StepsMetadata:
     or ``gradients`` where its passes return them (``torch.autograd.grad``); empty when no step was seen."""
     unprofiled_ns: tuple[int, ...] = ()
     """Wall time of steps outside every capture, ns, in order; the first step and those around a capture left out."""
+    unprofiled_thread_ns: tuple[int, ...] = ()
+    """CPU time of the training thread in the same steps, ns."""
     skipped: int = 0
     """Steps among them that a gradient scaler skipped because of an overflow, as far as its optimizer shows that
     (fused optimizers look for the overflow themselves)."""

@@ -183,6 +183,11 @@ SENTENCES: Final[Mapping[str, str]] = {
     "({unprofiled_ms:.3g} ms), which is as long as the recorded one would be without the wait. So the job has no such "
     "straggler while it is not profiled, and none is named. Record again, with a lighter recording (perfscope run "
     "--no-shapes).",
+    "recorded_steps_alone": "In the recorded steps the others waited for {ranks:ranks} {share:.0%} of the step "
+    "({what}): the training thread there took {recorded_ms:.3g} ms of CPU time per step, the others' {others_ms:.3g} "
+    "ms. Without the profiler it took {unprofiled_ms:.3g} ms and the others' {unprofiled_others_ms:.3g} ms, so the job "
+    "has no such straggler then, and none is named. Something else may have slowed its core down while the steps were "
+    "recorded: record more of them (perfscope run --active).",
     "steal": "The hypervisor gave {share:.0%} of the CPU time of {host} to other machines.",
     "swapping": "{host} swapped {mb_per_s:.0f} MB/s: it is short of memory. Use fewer loader workers, a smaller "
     "prefetch_factor, or more memory.",

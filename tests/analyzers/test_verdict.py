@@ -96,6 +96,13 @@ def test_waiting_for_a_rank_that_is_slow_by_profiling_alone_is_no_loss_of_the_jo
         " That rank 0 is slow in the recorded steps is an effect of profiling: other steps are too short for it."
     )
     assert not verdict.healthy
+    alone = note(
+        "steps", "recorded_steps_alone", [0], share=0.5, what="slower compute", recorded_ms=90.0, others_ms=45.0,
+        unprofiled_ms=40.0, unprofiled_others_ms=40.0,
+    )  # fmt: skip
+    headline = judged(context(*rows, notes=(alone,))).headline
+    assert "waiting" not in headline
+    assert headline.endswith(" Rank 0 is slow in the recorded steps alone: in others it takes no more CPU time.")
     (finding, *_) = evaluate(starved(80_000))  # five times as fast without
     assert "profiling" not in judged(context(*rows, notes=(found,)), finding).headline
 

@@ -8,11 +8,17 @@ straggler as well, so what recording these takes must not explain it. And a rank
 
 Example: recorded steps take 387 ms, of which one rank computes 337 and the other 104; at the other's pace they would
 take 156. Unprofiled steps take 154.
+
+On CPUs the kernel's clocks tell more. A thread that computes longer, or runs Python longer, takes more CPU time, and
+one that waits for the others takes none. Where that difference between ranks is gone in the unprofiled steps, so is the
+straggler: for some hundred milliseconds the machine had less of a core for one rank than for the others.
+Example: in recorded steps one rank's thread takes 47 ms of CPU time and the other's 35, in unprofiled ones 26 and 26.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
+from statistics import median
 from typing import Final
 
 import numpy as np
@@ -20,6 +26,8 @@ import numpy as np
 from perfscope.analyzers.job.aligned import AlignedJob
 from perfscope.analyzers.replay.stragglers.own_time import flops_per_step
 from perfscope.analyzers.replay.stragglers.straggler import CAUSES
+from perfscope.frozen import dataclass
+from perfscope.recording.metadata import RunMetadata
 from perfscope.results.attribution import CAUSE_PHRASES
 from perfscope.results.notes import Note, note
 from perfscope.results.rows import StragglerRow
@@ -28,26 +36,49 @@ _NO_ROOM: Final = 0.9
 """Share of the unprofiled step that the recorded one takes at its peers' pace, from which that is no shorter."""
 _RECORDING_NS: Final = 30_000.0
 """What recording one operator, with shapes and on a busy machine, takes at most."""
+_RUNNING: Final = frozenset({"compute", "host"})
+"""Causes for which a thread takes more CPU time, unless it sleeps."""
+_EXPLAINED: Final = 0.5
+"""Part of what a straggler costs that its thread's CPU time must explain."""
+_REMAINS: Final = 0.25
+"""Part of its relative excess of CPU time that remains in the unprofiled steps of a straggler in those."""
+_STEPS: Final = 8
+"""Unprofiled steps from which their median tells."""
 _MORE_WORK: Final = 1.05
 """FLOPs of a rank, as a multiple of the others' median, from which it has more work."""
 
 
 def without_profiling_effects(
-    rows: Collection[StragglerRow], result: AlignedJob, unprofiled_us: float | None
+    rows: Collection[StragglerRow], result: AlignedJob, runs: Mapping[int, RunMetadata], unprofiled_us: float | None
 ) -> tuple[StragglerRow, ...]:
-    """The stragglers that unprofiled steps, which take so long, have room for; all where that is not known."""
+    """The stragglers that unprofiled steps, which take so long, have, too; all where that is not known."""
     if unprofiled_us is None:
         return tuple(rows)
-    return tuple(row for row in rows if not _is_effect(row, result, unprofiled_us))
+    room = (row for row in rows if not _is_effect(row, result, unprofiled_us))
+    return tuple(row for row in room if not _in_recorded_steps_alone(row, result, runs))
 
 
 def profiling_effect_notes(
-    rows: Collection[StragglerRow], result: AlignedJob, unprofiled_us: float | None
+    rows: Collection[StragglerRow], result: AlignedJob, runs: Mapping[int, RunMetadata], unprofiled_us: float | None
 ) -> Iterator[Note]:
     """That nobody is named for these: stragglers that ``without_profiling_effects`` leaves out."""
     if not rows or unprofiled_us is None:
         return
     worst = max(rows, key=lambda row: row.lost_us)
+    if not _is_effect(worst, result, unprofiled_us):
+        recorded, unprofiled = _cpu_times(worst, result, runs) or (_NO_TIMES, _NO_TIMES)
+        yield note(
+            "steps",
+            "recorded_steps_alone",
+            worst.members,
+            share=worst.lost_us * 1e3 / result.step_ns,
+            what=CAUSE_PHRASES[worst.cause],
+            recorded_ms=recorded.own_ns / 1e6,
+            others_ms=recorded.others_ns / 1e6,
+            unprofiled_ms=unprofiled.own_ns / 1e6,
+            unprofiled_others_ms=unprofiled.others_ns / 1e6,
+        )
+        return
     yield note(
         "steps",
         "profiling_effect",
@@ -57,6 +88,60 @@ def profiling_effect_notes(
         own_ms=_of_cause_us(worst, result, worst.rank) / 1e3,
         unprofiled_ms=unprofiled_us / 1e3,
     )
+
+
+@dataclass(frozen=True)
+class _CpuTimes:
+    """CPU time of training threads per step, ns: of a straggler's ranks, the least of them, and the others' median."""
+
+    own_ns: float
+    others_ns: float
+
+    @property
+    def excess(self) -> float:
+        """As a share of the others'."""
+        return self.own_ns / self.others_ns - 1
+
+
+_NO_TIMES: Final = _CpuTimes(0.0, 0.0)
+
+
+def _in_recorded_steps_alone(row: StragglerRow, result: AlignedJob, runs: Mapping[int, RunMetadata]) -> bool:
+    """Does a straggler that runs longer than the others do so in the recorded steps, and not in the unprofiled ones?"""
+    if row.cause not in _RUNNING or row.pattern == "rotating":
+        return False
+    times = _cpu_times(row, result, runs)
+    if times is None:
+        return False
+    recorded, unprofiled = times
+    if recorded.own_ns - recorded.others_ns < _EXPLAINED * row.lost_us * 1e3:
+        return False
+    return unprofiled.excess < _REMAINS * recorded.excess
+
+
+def _cpu_times(
+    row: StragglerRow, result: AlignedJob, runs: Mapping[int, RunMetadata]
+) -> tuple[_CpuTimes, _CpuTimes] | None:
+    """(in recorded steps, in unprofiled ones); None where not recorded of all ranks of a job on CPUs, or all are slow.
+
+    Medians of unprofiled steps leave checkpoints, evaluations and compiling out.
+    """
+    known: dict[int, tuple[float, float]] = {}
+    for rank, partial in result.partials.items():
+        run = runs.get(rank)
+        if partial.has_device_work or run is None or run.cpu is None or not run.cpu.steps or not run.cpu.thread_ns:
+            return None
+        if len(run.steps.unprofiled_thread_ns) < _STEPS:
+            return None
+        known[rank] = run.cpu.thread_ns / run.cpu.steps, float(median(run.steps.unprofiled_thread_ns))
+    members = [known[rank] for rank in row.members if rank in known]
+    others = [times for rank, times in known.items() if rank not in row.members]
+    if not members or not others or not all(time > 0 for times in others for time in times):
+        return None
+    recorded, unprofiled = (
+        _CpuTimes(min(times[place] for times in members), median(times[place] for times in others)) for place in (0, 1)
+    )
+    return recorded, unprofiled
 
 
 def _is_effect(row: StragglerRow, result: AlignedJob, unprofiled_us: float) -> bool:

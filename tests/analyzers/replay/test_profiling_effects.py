@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from perfscope.analyzers.replay.stragglers.profiling_effects import profiling_effect_notes, without_profiling_effects
+from perfscope.recording.metadata import CpuMetadata, RunMetadata, StepsMetadata
 from perfscope.results.categories import TimeCategory
 from perfscope.results.rows import StragglerRow
 
@@ -29,6 +30,7 @@ def recorded(
             tables=SimpleNamespace(operators=SimpleNamespace(count=np.array([[operators, operators]]))),
             steps=SimpleNamespace(indices_of=lambda _: np.arange(2)),
             flops=SimpleNamespace(model=np.full((3, 2), flops[rank])),
+            has_device_work=False,
         )
     return SimpleNamespace(totals=totals, partials=partials, step_ns=step_ms * 1e6, steps=[3, 4])
 
@@ -61,13 +63,72 @@ def test_a_rank_that_unprofiled_steps_have_no_room_for_is_not_named(
 ) -> None:
     """Recorded steps take 387 ms, 230 of it for the rank that is slow there."""
     unprofiled_us = None if unprofiled_ms is None else unprofiled_ms * 1e3
-    assert bool(without_profiling_effects([row], result, unprofiled_us)) is named
+    assert bool(without_profiling_effects([row], result, {}, unprofiled_us)) is named
 
 
 def test_a_note_says_so() -> None:
-    (note,) = profiling_effect_notes([SLOW], recorded(337, 104), 154_000.0)
+    (note,) = profiling_effect_notes([SLOW], recorded(337, 104), {}, 154_000.0)
     assert note.text.startswith(
         "In the recorded steps the others waited for rank 0 59% of the step (slower compute), but what that rank takes "
         "for it (337 ms per step) is longer than a whole step without the profiler (154 ms)"
     )
-    assert not list(profiling_effect_notes([], recorded(337, 104), 154_000.0))
+    assert not list(profiling_effect_notes([], recorded(337, 104), {}, 154_000.0))
+
+
+def ran(recorded_ms: float, unprofiled_ms: float, steps: int = 20) -> RunMetadata:
+    """A rank whose training thread took so much CPU time in each recorded step and in each other one; in one of these
+    a checkpoint is saved.
+    """
+    unprofiled = (round(unprofiled_ms * 1e6),) * (steps - 1) + (10**9,)
+    return RunMetadata(
+        cpu=CpuMetadata(steps=2, thread_ns=round(2e6 * recorded_ms)),
+        steps=StepsMetadata(unprofiled_ns=unprofiled, unprofiled_thread_ns=unprofiled),
+    )
+
+
+ALIKE, SLOWER = ran(35.0, 26.0), ran(47.0, 26.0)
+STEP_MS, LOST_US = 49.0, 11_000.0
+LATE = replace(SLOW, lost_us=LOST_US)
+
+
+@pytest.mark.parametrize(
+    ("own", "row", "named"),
+    [
+        (SLOWER, LATE, False),
+        (ran(47.0, 27.0), LATE, False),
+        (ran(47.0, 35.0), LATE, True),
+        (ran(47.0, 29.0), LATE, True),
+        (ran(38.0, 26.0), LATE, True),
+        (ran(47.0, 26.0, steps=7), LATE, True),
+        (replace(SLOWER, cpu=None), LATE, True),
+        (SLOWER, replace(LATE, cause="host"), False),
+        (SLOWER, replace(LATE, cause="dataloader"), True),
+        (SLOWER, replace(LATE, pattern="rotating"), True),
+        (SLOWER, replace(LATE, ranks=(0, 1), scope="ranks"), True),
+    ],
+    ids=[
+        "others take as much without the profiler", "a little more", "as much more as in the recorded steps",
+        "a part of it", "what it takes more is no CPU time", "too few steps", "not recorded", "it runs Python",
+        "it waits for batches", "in turn", "no others",
+    ],
+)  # fmt: skip
+def test_what_runs_longer_in_the_recorded_steps_alone_is_not_named(
+    own: RunMetadata, row: StragglerRow, named: bool
+) -> None:
+    """Steps of 49 ms, 30 without the profiler, in which rank 1 waits 11 ms for rank 0."""
+    result = recorded(47.0, 36.0, step_ms=STEP_MS, operators=2_000)
+    assert bool(without_profiling_effects([row], result, {0: own, 1: ALIKE}, 30_000.0)) is named
+
+
+def test_devices_compute_at_no_cpu_time() -> None:
+    result = recorded(47.0, 36.0, step_ms=STEP_MS, operators=2_000)
+    for partial in result.partials.values():
+        partial.has_device_work = True
+    assert without_profiling_effects([LATE], result, {0: SLOWER, 1: ALIKE}, 30_000.0)
+
+
+def test_another_note_gives_the_cpu_times() -> None:
+    result, runs = recorded(47.0, 36.0, step_ms=STEP_MS, operators=2_000), {0: SLOWER, 1: ALIKE}
+    (note,) = profiling_effect_notes([LATE], result, runs, 30_000.0)
+    assert note.kind == "recorded_steps_alone"
+    assert "took 47 ms of CPU time per step, the others' 35 ms. Without the profiler it took 26 ms" in note.text

@@ -289,7 +289,8 @@ def test_the_scripts_own_handler_of_the_signal_stays(tmp_path: Path) -> None:
 def test_ranges_alone_are_for_a_profiler_of_the_users_own(tmp_path: Path, options: tuple[str, ...]) -> None:
     """As asked for, and because the process finds itself below ``nsys``."""
     code = (
-        "import runpy, sys, torch.profiler as p\n"
+        "import gc, runpy, sys, torch.profiler as p\n"
+        "gc.disable()\n"  # a collection has a range, and comes when it likes
         "sys.argv[1:] = ['--steps', '8', '--ms', '1']\n"
         "with p.profile(activities=[p.ProfilerActivity.CPU]) as mine:\n"
         f"    runpy.run_path({PACED!r}, run_name='__main__')\n"
