@@ -54,6 +54,8 @@ steps that take far longer than most, they are named."""
 
 EVALUATED: Final = "Steps with an evaluation, which are left out, take"
 """What is said of these begins with this."""
+OF_OTHERS: Final = "Of the others:"
+"""Then follows the verdict without these steps."""
 
 _SERIOUS: Final = (Severity.HIGH, Severity.MEDIUM)
 """Findings that the verdict is about."""
@@ -166,7 +168,7 @@ def verdict(summary: Summary) -> Verdict:
     is_most = share >= MOST_OF_TIME or (added >= NAMED and added >= (1 - share) * recoverable(summary))
     if not is_most or often < _OFTEN:
         return replace(found, headline=f"{found.headline} {about}", healthy=False)
-    headline = f"{about} Of the others: {lower_first(found.headline)}"
+    headline = f"{about} {OF_OTHERS} {lower_first(found.headline)}"
     return replace(found, headline=headline, healthy=False, first_action=evaluate_less(left_out.get("alone", [])))
 
 

@@ -12,7 +12,7 @@ from typing import Final
 
 from perfscope.analyzers.history.long_steps import period_of
 from perfscope.analyzers.history.steps_only import EVALUATES, evaluation_share
-from perfscope.analyzers.verdict import EVALUATED, evaluate_less, evaluations, recoverable
+from perfscope.analyzers.verdict import EVALUATED, OF_OTHERS, evaluate_less, evaluations, recoverable
 from perfscope.results.findings import Confidence
 from perfscope.results.history import EVALUATE_LESS, STAGE_WORDS, History, HistoryStraggler, LongSteps
 from perfscope.results.rows import StragglerRow, Verdict
@@ -167,8 +167,9 @@ def _with_long_steps(summary: Summary, again: LongSteps) -> Verdict:
         told, action = f"{words}. They are evaluations.", evaluate_less(left_out.get("alone", []))
         if verdict.healthy or again.share < max(_LARGE, (1 - again.share) * recoverable(summary)):
             return _with_evaluations(verdict, told, action)
-        of_others = lower_first(verdict.headline.partition(EVALUATED)[0].strip())
-        return replace(verdict, headline=f"{told} Of the others: {of_others}", first_action=action)
+        before, _, behind = verdict.headline.partition(EVALUATED)
+        of_others = lower_first(before.strip()) or behind.partition(OF_OTHERS)[2].strip()
+        return replace(verdict, headline=f"{told} {OF_OTHERS} {of_others}", first_action=action)
     recorded = "with --trigger 1.5"
     if again.period is not None and again.period <= _SHORT:
         recorded = f"with --active {again.period}"

@@ -197,7 +197,8 @@ def reduce_steps(steps: RankStepTimes, file: RankFile, width: int) -> RankPartia
     """Reduce what was read of ``file``."""
     used = ~steps.disturbed if not steps.disturbed.all() else np.ones(len(steps.number), dtype=bool)
     step_us, stages_us, number = steps.step_us[used], _loading_of_evaluations(steps)[used], steps.number[used]
-    count, outliers = _outliers(number, step_us, stages_us)
+    # Where all steps are disturbed, by a capture's start or its trace that is written, that is what makes some longer.
+    count, outliers = _outliers(number, step_us, stages_us, longer=not steps.disturbed.all())
     median, p95, p99 = np.percentile(step_us, [50, 95, 99]).tolist()
     first, last = int(steps.number[0]), int(steps.number[-1])
     row = RankHistory(
@@ -270,10 +271,10 @@ def _around(values: Float64) -> Float64:
     return around
 
 
-def _outliers(number: Int64, step_us: Float64, stages_us: Float64) -> tuple[int, Outliers]:
-    """Number of outliers, and the largest of them."""
+def _outliers(number: Int64, step_us: Float64, stages_us: Float64, *, longer: bool) -> tuple[int, Outliers]:
+    """Number of outliers, and the largest of them; none unless steps may be ``longer`` by themselves."""
     around = _around(step_us)
-    outliers = np.flatnonzero(step_us >= OUTLIER * np.maximum(around, 1))
+    outliers = np.flatnonzero(longer & (step_us >= OUTLIER * np.maximum(around, 1)))
     excess = step_us[outliers] - around[outliers]
     largest = outliers[np.argsort(-excess, kind="stable")[:MOST_OUTLIERS]]
     return len(outliers), Outliers(

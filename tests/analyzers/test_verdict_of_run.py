@@ -17,6 +17,7 @@ from perfscope.results.history import History, LongSteps, RankHistory
 from perfscope.results.notes import note
 from perfscope.results.rows import Verdict
 from perfscope.results.summary import Summary
+from perfscope.text import lower_first
 from tests.analyzers.measured import advised
 from tests.benchmarks.delayed_runs import PlantedDelay, RunPlan, simulate, write
 
@@ -148,6 +149,16 @@ def test_long_steps_that_come_as_the_evaluations_do_are_evaluations(samples: Pat
     for steps, period in (((21, 25, 29, 37), 4), ((17, 19, 30), None)):  # other steps than these
         other = with_long_steps(summary, steps, period=period, share=0.5)
         assert "The recorded steps hold none of them" in other.headline
+
+
+def test_what_is_said_of_the_others_follows_where_evaluations_come_first_already(samples: Path) -> None:
+    alone = advised(samples / "slow_rank")
+    left_out = note("steps", "evaluation_left_out", steps=[8], share=0.6, alone=[])
+    evaluated = "Steps with an evaluation, which are left out, take 60% of the recorded time."
+    verdict = replace(alone.verdict, headline=f"{evaluated} Of the others: {lower_first(alone.verdict.headline)}")
+    summary = replace(alone, notes=(*alone.notes, left_out), verdict=verdict)
+    found = with_long_steps(summary, (18, 28, 38), period=10, share=0.6)
+    assert found.headline.endswith(f"They are evaluations. Of the others: {lower_first(alone.verdict.headline)}")
 
 
 @pytest.mark.parametrize(("share", "first"), [(0.6, True), (0.1, False)])

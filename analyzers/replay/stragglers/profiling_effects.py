@@ -17,8 +17,8 @@ Example: in recorded steps one rank's thread takes 47 ms of CPU time and the oth
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
-from statistics import median
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from statistics import fmean, median
 from typing import Final
 
 import numpy as np
@@ -43,7 +43,9 @@ _EXPLAINED: Final = 0.5
 _REMAINS: Final = 0.25
 """Part of its relative excess of CPU time that remains in the unprofiled steps of a straggler in those."""
 _STEPS: Final = 8
-"""Unprofiled steps from which their median tells."""
+"""Unprofiled steps from which their mean tells."""
+_LONG: Final = 3.0
+"""Times the median that one of them counts at most."""
 _MORE_WORK: Final = 1.05
 """FLOPs of a rank, as a multiple of the others' median, from which it has more work."""
 
@@ -124,7 +126,8 @@ def _cpu_times(
 ) -> tuple[_CpuTimes, _CpuTimes] | None:
     """(in recorded steps, in unprofiled ones); None where not recorded of all ranks of a job on CPUs, or all are slow.
 
-    Medians of unprofiled steps leave checkpoints, evaluations and compiling out.
+    Means, as a straggler may be slow in few steps; of ``_LONG`` medians at most count of a step, as checkpoints,
+    evaluations and compiling take more.
     """
     known: dict[int, tuple[float, float]] = {}
     for rank, partial in result.partials.items():
@@ -133,7 +136,7 @@ def _cpu_times(
             return None
         if len(run.steps.unprofiled_thread_ns) < _STEPS:
             return None
-        known[rank] = run.cpu.thread_ns / run.cpu.steps, float(median(run.steps.unprofiled_thread_ns))
+        known[rank] = run.cpu.thread_ns / run.cpu.steps, _mean(run.steps.unprofiled_thread_ns)
     members = [known[rank] for rank in row.members if rank in known]
     others = [times for rank, times in known.items() if rank not in row.members]
     if not members or not others or not all(time > 0 for times in others for time in times):
@@ -142,6 +145,11 @@ def _cpu_times(
         _CpuTimes(min(times[place] for times in members), median(times[place] for times in others)) for place in (0, 1)
     )
     return recorded, unprofiled
+
+
+def _mean(steps_ns: Sequence[int]) -> float:
+    most = _LONG * median(steps_ns)
+    return fmean(min(step, most) for step in steps_ns)
 
 
 def _is_effect(row: StragglerRow, result: AlignedJob, unprofiled_us: float) -> bool:

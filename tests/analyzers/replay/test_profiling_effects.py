@@ -75,11 +75,14 @@ def test_a_note_says_so() -> None:
     assert not list(profiling_effect_notes([], recorded(337, 104), {}, 154_000.0))
 
 
-def ran(recorded_ms: float, unprofiled_ms: float, steps: int = 20) -> RunMetadata:
-    """A rank whose training thread took so much CPU time in each recorded step and in each other one; in one of these
-    a checkpoint is saved.
+def ran(recorded_ms: float, unprofiled_ms: float, steps: int = 20, now_and_then_ms: float = 0.0) -> RunMetadata:
+    """A rank whose training thread took so much CPU time in each recorded step and in each other one, in every fourth
+    of these ``now_and_then_ms`` more; in one a checkpoint is saved.
     """
-    unprofiled = (round(unprofiled_ms * 1e6),) * (steps - 1) + (10**9,)
+    unprofiled = tuple(
+        round((unprofiled_ms + (now_and_then_ms if at % 4 == 0 else 0.0)) * 1e6) for at in range(1, steps)
+    )
+    unprofiled += (10**9,)
     return RunMetadata(
         cpu=CpuMetadata(steps=2, thread_ns=round(2e6 * recorded_ms)),
         steps=StepsMetadata(unprofiled_ns=unprofiled, unprofiled_thread_ns=unprofiled),
@@ -98,6 +101,7 @@ LATE = replace(SLOW, lost_us=LOST_US)
         (ran(47.0, 27.0), LATE, False),
         (ran(47.0, 35.0), LATE, True),
         (ran(47.0, 29.0), LATE, True),
+        (ran(47.0, 26.0, now_and_then_ms=40.0), LATE, True),
         (ran(38.0, 26.0), LATE, True),
         (ran(47.0, 26.0, steps=7), LATE, True),
         (replace(SLOWER, cpu=None), LATE, True),
@@ -108,8 +112,8 @@ LATE = replace(SLOW, lost_us=LOST_US)
     ],
     ids=[
         "others take as much without the profiler", "a little more", "as much more as in the recorded steps",
-        "a part of it", "what it takes more is no CPU time", "too few steps", "not recorded", "it runs Python",
-        "it waits for batches", "in turn", "no others",
+        "a part of it", "in every fourth step", "what it takes more is no CPU time", "too few steps", "not recorded",
+        "it runs Python", "it waits for batches", "in turn", "no others",
     ],
 )  # fmt: skip
 def test_what_runs_longer_in_the_recorded_steps_alone_is_not_named(
@@ -131,4 +135,5 @@ def test_another_note_gives_the_cpu_times() -> None:
     result, runs = recorded(47.0, 36.0, step_ms=STEP_MS, operators=2_000), {0: SLOWER, 1: ALIKE}
     (note,) = profiling_effect_notes([LATE], result, runs, 30_000.0)
     assert note.kind == "recorded_steps_alone"
-    assert "took 47 ms of CPU time per step, the others' 35 ms. Without the profiler it took 26 ms" in note.text
+    assert "took 47 ms of CPU time per step, the others' 35 ms." in note.text
+    assert "Without the profiler it took 28.6 ms and the others' 28.6 ms" in note.text  # with the checkpoint

@@ -166,6 +166,16 @@ def test_one_rank_by_hand(tmp_path: Path) -> None:
     assert row.trend is None  # below 100 undisturbed steps
 
 
+def test_steps_that_a_capture_disturbs_are_no_outliers_where_there_are_no_others(tmp_path: Path) -> None:
+    """Step 5 of 20 takes 35 ms, as the profiler starts in it: of a run whose trace is written to its end."""
+    for disturbed in (True, False):
+        steps = [step(number, ms=35 if number == 5 else 10, disturbed=disturbed) for number in range(20)]
+        write(tmp_path / str(disturbed), steps)
+        partial = summarize_rank(RankFile(0, "", tmp_path / str(disturbed)), 1)
+        assert partial.row.max_us == 35_000.0
+        assert partial.outliers.number.tolist() == ([] if disturbed else [5])
+
+
 def test_a_run_that_grows_slower_has_a_trend_and_no_outliers(tmp_path: Path) -> None:
     write(tmp_path / "steps", [step(number, ms=10 + number / 100) for number in range(1000)])
     partial = summarize_rank(RankFile(0, "", tmp_path / "steps"), 4)
