@@ -95,7 +95,7 @@ def analyze_rank(trace: Trace, flops: CustomFlops | None = None) -> RankPartial:
     attribution = attribute(trace, work, steps, flops)
     collectives = _collectives(trace, work, steps, host, attribution)
     used = {int(index) for index in distinct(trace.device[work.row])} if len(work) else set()
-    parts = parts_of_loop(trace, work, host)
+    parts = parts_of_loop(trace, work, steps, host)
     loops = operator_loops(trace, work, steps, host, attribution.operators, parts)
     own = progress(trace, work, host, collectives, timeline, steps)
     return RankPartial(
@@ -125,7 +125,7 @@ def analyze_rank(trace: Trace, flops: CustomFlops | None = None) -> RankPartial:
         conversions=conversions(trace, work, steps),
         optimizer_loops=loops.optimizer or optimizer_loops(trace, work, steps),
         loops=loops,
-        loop_work=loop_work(trace, work, steps, host, attribution.operators, parts),
+        loop_work=loop_work(trace, work, steps, host, attribution.operators, parts, communication),
         bucket_copies=bucket_copies(trace, work, steps),
         buffer_copies=buffer_copies(trace, work, steps),
         searches=searches(work, steps, host),

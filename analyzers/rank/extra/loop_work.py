@@ -31,13 +31,15 @@ from perfscope.analyzers.rank.nesting import Nested
 from perfscope.analyzers.rank.partial import LoopWork
 from perfscope.analyzers.rank.steps import Steps
 from perfscope.analyzers.rank.time_breakdown import COMMUNICATION_OPERATOR
-from perfscope.recording.vocabulary import NO_GRADIENTS
+from perfscope.recording.vocabulary import EVALUATION, NO_GRADIENTS
 from perfscope.trace.trace import NONE, Category, Int64, Trace
 
 HOOKS: Final = "hooks of the backward"
 """Name of what functions run that a program has registered on parameters and gradients."""
 
-_NAMED: Final = (COLLECTING, COMPILING, EVALUATING, LOADER_STARTING, SAVING)
+_NAMED: Final = (COLLECTING, COMPILING, LOADER_STARTING, SAVING)
+_NO_GRADIENTS: Final = frozenset({EVALUATION, NO_GRADIENTS})
+"""Ranges around forwards without gradients."""
 _TOP: Final = 3
 """Operators that are named, those that take longest."""
 _LAYERS: Final = (*PRODUCTS, EMBEDDING)
@@ -51,15 +53,19 @@ _OF_ENGINE: Final = re.compile(
 )
 """What autograd's engine calls beside a node's own operators: it adds gradients up, casts and keeps them; and reducers
 copy and scale them."""
+_SENDING: Final = re.compile(
+    rf"{COMMUNICATION_OPERATOR.pattern}|^torch(?:::|\.)distributed(?:::|\.)(?:ddp\.)?reducer\b"
+)
+"""Operators that start communication or wait for it, and those of DistributedDataParallel's reducer."""
 _SHARDED: Final = re.compile(r"^(?:FSDP::|FullyShardedDataParallel\.|fsdp::|perfscope::reduce)")
 """Ranges and operators of frameworks whose own hooks reduce gradients."""
 
 
-def parts_of_loop(trace: Trace, work: DeviceWork, host: HostActivity) -> dict[str, Intervals]:
+def parts_of_loop(trace: Trace, work: DeviceWork, steps: Steps, host: HostActivity) -> dict[str, Intervals]:
     """The optimizer's step and the loop between two phases, without loading and evaluations, by name. The loop between
     optimizer and forward is ``OF_BATCH`` from the first batch on that arrives there.
     """
-    elsewhere = host.loading.union(host.named[EVALUATING])
+    elsewhere = host.loading.union(_evaluations(steps, host))
     parts = outside_the_model(trace, host.threads)
     # Before the backward it is the model, or its loss, that autograd has to see.
     parts = {name: part.subtract(elsewhere) for name, part in parts.items() if not name.endswith("backward")}
@@ -67,23 +73,29 @@ def parts_of_loop(trace: Trace, work: DeviceWork, host: HostActivity) -> dict[st
 
 
 def loop_work(
-    trace: Trace, work: DeviceWork, steps: Steps, host: HostActivity, operators: Nested, parts: dict[str, Intervals]
-) -> tuple[LoopWork, ...]:
+    trace: Trace, work: DeviceWork, steps: Steps, host: HostActivity, operators: Nested, parts: dict[str, Intervals],
+    communication: Intervals,
+) -> tuple[LoopWork, ...]:  # fmt: skip
     """That of one rank, by the part of the loop that it is in; ``operators`` are nested, ``parts`` those of
-    ``parts_of_loop``.
+    ``parts_of_loop``, and in ``communication`` threads of the host carry it out.
     """
     outermost = operators.row[operators.parent == NONE]
     rows = np.sort(outermost[np.isin(trace.thread[outermost], host.threads)])
-    rows = rows[~trace.names_where(COMMUNICATION_OPERATOR.match, rows)]
+    rows = rows[~trace.names_where(_SENDING.match, rows)]
     found = {}
-    elsewhere = Intervals.empty().union(_sending(trace, host), *(host.named[name] for name in _NAMED))
+    named = (host.named[name] for name in _NAMED)
+    sending = Intervals.of_rows(trace, trace.rows(Category.CPU_OP, named=_SENDING.match, threads=host.threads))
+    elsewhere = sending.union(_evaluations(steps, host), *named)
+    if not len(work):
+        # Where a range marks no backward, reducers wait for the others behind the last of autograd's functions.
+        elsewhere = elsewhere.union(communication)
     for name, part in parts.items():
         if name != IN_OPTIMIZER:
             inside = rows[part.covers(trace.start_ns[rows])]
             found[name] = part.subtract(elsewhere), inside
     if not len(work):
         found[HOOKS] = _hooks(trace, host, operators)
-    forwards = trace.rows(Category.ANNOTATION, named=NO_GRADIENTS.__eq__, threads=host.threads)
+    forwards = trace.rows(Category.ANNOTATION, named=_NO_GRADIENTS.__contains__, threads=host.threads)
     return tuple(
         LoopWork(
             name,
@@ -95,6 +107,13 @@ def loop_work(
         for name, (part, inside) in found.items()
         if len(inside)
     )
+
+
+def _evaluations(steps: Steps, host: HostActivity) -> Intervals:
+    """Those of a few steps. What most steps have is no evaluation of the training, but a part of it: a rollout, say."""
+    evaluating = host.named[EVALUATING]
+    most = 2 * np.count_nonzero(evaluating.within(steps.host_start_ns, steps.host_end_ns)) > len(steps)
+    return Intervals.empty() if most else evaluating
 
 
 def _arrivals(trace: Trace, work: DeviceWork, host: HostActivity) -> Int64:
@@ -112,13 +131,6 @@ def _before_and_after(between: Intervals, arrivals_ns: Int64) -> dict[str, Inter
         OF_BATCH: Intervals.of(arrived, between.end_ns),
     }
     return {name: part for name, part in parts.items() if len(part)}
-
-
-def _sending(trace: Trace, host: HostActivity) -> Intervals:
-    """When training threads start communication or wait for it."""
-    return Intervals.of_rows(
-        trace, trace.rows(Category.CPU_OP, named=COMMUNICATION_OPERATOR.match, threads=host.threads)
-    )
 
 
 def _hooks(trace: Trace, host: HostActivity, operators: Nested) -> tuple[Intervals, Int64]:

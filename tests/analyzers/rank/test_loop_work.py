@@ -10,7 +10,8 @@ from perfscope.analyzers.rank.host_activity import BETWEEN
 from perfscope.analyzers.rank.loop_phases import OF_BATCH
 from perfscope.analyzers.rank.partial import LoopWork
 from perfscope.recording.vocabulary import NO_GRADIENTS
-from tests.traces import TraceBuilder
+from perfscope.trace.trace import Category
+from tests.traces import RUNLOOP, TraceBuilder
 
 STEPS = 3
 AROUND = "autograd::engine::evaluate_function: "
@@ -48,20 +49,25 @@ def test_forwards_without_gradients_are_work_of_the_loop() -> None:
     assert (part.operators, part.of_model) == (("aten::linear", "aten::relu"), True)
 
 
-def test_loading_communication_and_evaluations_are_not() -> None:
-    """Of 500 µs in the loop 100 are loading, 150 an all-reduce and 90 an evaluation."""
+@pytest.mark.parametrize("often", [False, True], ids=["in one step", "in each"])
+def test_loading_communication_and_evaluations_are_not(often: bool) -> None:
+    """Of 500 µs in the loop 100 are loading, 150 an all-reduce and 90 an evaluation, which counts if it is in each."""
     builder, now = TraceBuilder(), 0
     for step in range(STEPS):
         begin = now
         builder.op("aten::histc", now, now + 60_000).op("c10d::allreduce_", now + 60_000, now + 210_000)
-        builder.note("perfscope::evaluation", now + 210_000, now + 300_000).op("aten::mm", now + 210_000, now + 290_000)
+        if often or step == 1:
+            builder.note("perfscope::evaluation", now + 210_000, now + 300_000)
+            builder.op("aten::mm", now + 210_000, now + 290_000)
         builder.note("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", now + 300_000, now + 400_000)
         builder.op("aten::mul", now + 410_000, now + 440_000)
         now = trained(builder, now + 500_000)
         builder.step(step, begin, now)
     parts = found(builder)
-    assert {name: part.took_ns[1] for name, part in parts.items()} == {BETWEEN: 60_000, OF_BATCH: 100_000}
-    assert parts[BETWEEN].operators == ("aten::histc",)
+    of_loop = 60_000 + 90_000 * often
+    assert {name: part.took_ns[1] for name, part in parts.items()} == {BETWEEN: of_loop, OF_BATCH: 100_000}
+    assert parts[BETWEEN].operators == (("aten::mm", "aten::histc") if often else ("aten::histc",))
+    assert parts[BETWEEN].forwards[1] == often
 
 
 def test_on_a_device_it_is_what_the_loop_launches() -> None:
@@ -113,6 +119,25 @@ def test_hooks_of_the_backward(kept: bool) -> None:
     part = found(builder)[HOOKS]
     assert part.took_ns[1] == 4 * 30_000
     assert part.operators == ("aten::linalg_vector_norm", "aten::item")
+
+
+def test_what_a_reducer_waits_for_and_copies_is_not() -> None:
+    """No range marks the backward, which ends for autograd before the last bucket has come. The norm is the loop's."""
+    builder, now = TraceBuilder(), 0
+    for step in range(STEPS):
+        begin = now
+        builder.note("DistributedDataParallel.forward", now, now + 100_000).op("aten::mm", now, now + 90_000)
+        builder.op(f"{AROUND}AddmmBackward0", now + 100_000, now + 200_000)
+        builder.event("gloo:all_reduce", Category.ANNOTATION, now + 150_000, now + 400_000, thread=RUNLOOP)
+        builder.op("torch.distributed.ddp.reducer::copy_bucket_to_grad", now + 400_000, now + 440_000)
+        builder.op("aten::linalg_vector_norm", now + 440_000, now + 470_000)
+        builder.note("Optimizer.step#SGD.step", now + 470_000, now + 500_000)
+        builder.op("aten::add_", now + 470_000, now + 500_000)
+        now += 500_000
+        builder.step(step, begin, now)
+    (part,) = found(builder).values()
+    assert part.took_ns[1] == 30_000
+    assert part.operators == ("aten::linalg_vector_norm",)
 
 
 def test_hooks_of_frameworks_that_reduce_gradients_are_theirs() -> None:
