@@ -160,6 +160,12 @@ _AS_LONG_UNPROFILED: Final = frozenset({
 })  # fmt: skip
 """Rules about time that may take as long without the profiler: Python and large operators, beside what events cost."""
 
+_OF_LOOP: Final = frozenset({
+    checkpoint_saving.RULE, double_precision.RULE, filled_tensors.RULE, garbage_collection.RULE, host_pauses.RULE,
+    small_operators.RULE,
+})  # fmt: skip
+"""Rules about what a training loop may do beside the training."""
+
 _MOST_LOST: Final = 0.75
 """Share of an unprofiled step that is lost at most: more of it is the profiler's doing."""
 
@@ -180,7 +186,7 @@ def evaluate(job: RuleContext, defects: Defects | None = None) -> tuple[Finding,
     """
     defects = defects or Defects()
     asked = (defects.attempt(f"What {_name_of(rule)} advises", partial(_asked, rule, job), None) for rule in RULES)
-    found = tuple(finding for finding in asked if finding is not None)
+    found = _told_once([finding for finding in asked if finding is not None], job)
     findings = [
         replace(finding, confidence=_confidence(finding, job, job.step_time_us))
         for finding in _that_gain(found, job.step_time_us)
@@ -197,6 +203,16 @@ def _order(finding: Finding, worth: float, reason: float) -> tuple[bool, float, 
     waits = finding.rule == host_syncs.RULE
     counts = min(worth, reason) if waits and reason >= _MOST_OF_WAITS * worth else worth
     return finding.severity is Severity.INFO, -counts, waits
+
+
+def _told_once(findings: list[Finding], job: RuleContext) -> tuple[Finding, ...]:
+    """Without that about work of the loop where another says more of most of it."""
+    others = [finding for finding in findings if finding.rule in _OF_LOOP]
+    return tuple(
+        finding
+        for finding in findings
+        if finding.rule != loop_work.RULE or not loop_work.is_told(finding, others, job.step_time_us)
+    )
 
 
 def _asked(rule: Rule, job: RuleContext) -> Finding | None:
@@ -232,13 +248,13 @@ def _worth(finding: Finding, step_time_us: float) -> float:
 
 def _worth_for_sure(finding: Finding, job: RuleContext) -> float:
     """What findings are sorted by: of two changes that save as much, a surer one has fewer conditions and costs. What
-    may not fit into memory counts as a bound. What other programs on the machine cost counts half once more: a cause in
-    the job itself remains when they are gone.
+    may not fit into memory counts as a bound. What other programs on the machine cost, or may have cost while it was
+    recorded, counts half once more: a cause in the job itself remains when they are gone.
     """
     worth = _worth(finding, job.step_time_us)
     if finding.rule == recomputation.RULE and recomputation.may_not_fit(job):
         worth *= OF_BOUND
-    if finding.rule == cpu_contention.RULE:
+    if finding.rule == cpu_contention.RULE or (finding.rule == STRAGGLING_RANK and straggling_rank.is_in_doubt(job)):
         worth *= OF_BOUND
     return worth * (1 - _LESS_SURE * (2 - _SURENESS.index(finding.confidence)))
 

@@ -42,7 +42,7 @@ _EXPLAINED: Final = 0.5
 """Part of what a straggler costs that its thread's CPU time must explain."""
 _REMAINS: Final = 0.25
 """Part of its relative excess of CPU time that remains in the unprofiled steps of a straggler in those."""
-_STEPS: Final = 8
+ENOUGH_STEPS: Final = 8
 """Unprofiled steps from which their mean tells."""
 _LONG: Final = 3.0
 """Times the median that one of them counts at most."""
@@ -134,7 +134,7 @@ def _cpu_times(
         run = runs.get(rank)
         if partial.has_device_work or run is None or run.cpu is None or not run.cpu.steps or not run.cpu.thread_ns:
             return None
-        if len(run.steps.unprofiled_thread_ns) < _STEPS:
+        if len(run.steps.unprofiled_thread_ns) < ENOUGH_STEPS:
             return None
         known[rank] = run.cpu.thread_ns / run.cpu.steps, _mean(run.steps.unprofiled_thread_ns)
     members = [known[rank] for rank in row.members if rank in known]

@@ -8,15 +8,14 @@ trains: a bound. Rules about pauses, about loops over many tensors and about fil
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
 from typing import Final
 
 from perfscope.analyzers.job.extra_work import LoopWorkCost
 from perfscope.analyzers.rank.extra.loop_work import HOOKS
 from perfscope.analyzers.rank.loop_phases import OF_BATCH
-from perfscope.analyzers.rules.compute import double_precision, filled_tensors
 from perfscope.analyzers.rules.context import RuleContext
-from perfscope.analyzers.rules.host import checkpoint_saving, garbage_collection, small_operators
-from perfscope.analyzers.rules.ranks import host_pauses
 from perfscope.results.findings import Action, Confidence, Evidence, Finding, code
 
 RULE: Final = "loop-work"
@@ -24,20 +23,12 @@ SHARE: Final = 0.10
 """Least share of the step that it takes."""
 _TOLD: Final = 0.5
 """Share of it that another finding saves, from which that one is about it."""
-_OTHERS: Final = (
-    checkpoint_saving.evaluate,
-    double_precision.evaluate,
-    filled_tensors.evaluate,
-    garbage_collection.evaluate,
-    host_pauses.evaluate,
-    small_operators.evaluate,
-)
 
 
 def evaluate(job: RuleContext) -> Finding | None:
     """The finding, about the part of the loop that takes longest."""
     worst = next(iter(job.loop_work), None)
-    if worst is None or worst.us < SHARE * job.step_time_us or _is_told(job, worst):
+    if worst is None or worst.us < SHARE * job.step_time_us:
         return None
     return job.finding(
         RULE,
@@ -61,14 +52,16 @@ def evaluate(job: RuleContext) -> Finding | None:
     )
 
 
-def _is_told(job: RuleContext, worst: LoopWorkCost) -> bool:
-    """Does another finding save most of it?"""
-    return any(_saved_us(finding, job) >= _TOLD * worst.us for rule in _OTHERS if (finding := rule(job)) is not None)
+def is_told(finding: Finding, others: Iterable[Finding], step_us: float) -> bool:
+    """Does one of the other findings, of rules that may be about the same work, save most of it?"""
+    least = _TOLD * _saved(finding, step_us)
+    return any(_saved(other, step_us) >= least for other in others)
 
 
-def _saved_us(finding: Finding, job: RuleContext) -> float:
-    gain = finding.gain(job.step_time_us) or 0.0
-    return job.step_time_us * gain / (1 + gain)
+def _saved(finding: Finding, step_us: float) -> float:
+    """Share of the step."""
+    gain = finding.gain(step_us) or 0.0
+    return gain / (1 + gain) if math.isfinite(gain) else 1.0
 
 
 def _what(work: LoopWorkCost) -> str:

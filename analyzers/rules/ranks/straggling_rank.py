@@ -18,6 +18,7 @@ from perfscope.analyzers.rules.context import RuleContext, known
 from perfscope.analyzers.rules.host import cpu_oversubscription, garbage_collection, recompilation
 from perfscope.analyzers.rules.loading import dataloader_workers
 from perfscope.analyzers.rules.ranks import imbalanced_work
+from perfscope.analyzers.rules.ranks.brief_recording import doubt, may_be_the_machine
 from perfscope.analyzers.rules.ranks.paused_in import most_over_others, paused_in
 from perfscope.analyzers.rules.ranks.remedies import (
     WAITS,
@@ -127,7 +128,7 @@ def evaluate(job: RuleContext) -> Finding | None:
     if work is not None and work - 1 >= max(MORE_WORK, _EXPLAINED * (_compute_over_peers(job, worst) - 1)):
         return _with_more_work(job, worst, work)
     unsure, accident = _doubts(job, worst), _may_be_accident(job, worst)
-    if accident and worst.lost_us < BEYOND_NOISE * job.step_time_us:
+    if (accident or may_be_the_machine(job, worst)) and worst.lost_us < BEYOND_NOISE * job.step_time_us:
         return None
     prediction = None if accident else worst.step_without(job.step_time_us)
     if prediction is not None and (unsure or (job.info.missing_ranks and worst.scope != "host")):
@@ -147,6 +148,12 @@ def evaluate(job: RuleContext) -> Finding | None:
         predicted=prediction,
         whatif={} if unsure or accident else _whatif(job, worst),
     )
+
+
+def is_in_doubt(job: RuleContext) -> bool:
+    """May the machine have been what made the worst straggler slow, for as long as it was recorded?"""
+    worst = told(job)
+    return worst is not None and may_be_the_machine(job, worst)
 
 
 def _confidence(job: RuleContext, worst: StragglerRow, *, unsure: bool) -> Confidence:
@@ -227,6 +234,8 @@ def _doubts(job: RuleContext, worst: StragglerRow) -> tuple[str, ...]:
         return (_UNPAIRED,)
     if _may_wait_as_long(job, worst):
         return (_AS_LONG,)
+    if may_be_the_machine(job, worst) and not _may_be_accident(job, worst):
+        return (doubt(job),)
     return (_FEW_BATCHES,) if _waited_in_few_steps(job, worst) else ()
 
 

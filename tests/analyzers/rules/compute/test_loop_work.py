@@ -11,6 +11,7 @@ from perfscope.analyzers.job.extra_work import LoopCost, LoopWorkCost
 from perfscope.analyzers.rank.extra.loop_work import HOOKS
 from perfscope.analyzers.rank.host_activity import BETWEEN
 from perfscope.analyzers.rank.loop_phases import OF_BATCH
+from perfscope.analyzers.rules import evaluate
 from perfscope.analyzers.rules.compute import loop_work
 from perfscope.results.findings import Finding, Prediction
 from tests.analyzers.rules.jobs import STEP_US, breakdown, context
@@ -61,8 +62,10 @@ def test_not_where_loops_over_tensors_are_most_of_it(saved: float, fires: bool) 
     """``small-operators`` says what to call instead."""
     loop = LoopCost(BETWEEN, 500.0, 0.2 * STEP_US, ("aten::mul_",))
     step = Prediction(low=0.5 * STEP_US, mid=(1 - saved) * STEP_US, high=STEP_US)
-    finding = found(METRICS, loops=(loop,), devices=("CPU",), predict=lambda _: step)
-    assert (finding is not None) is fires
+    case = context(breakdown(0), breakdown(1), loop_work=(METRICS,), loops=(loop,), devices=("CPU",))
+    findings = evaluate(replace(case, predict=lambda _: step))
+    assert {finding.rule for finding in findings} >= {"small-operators"}
+    assert any(finding.rule == loop_work.RULE for finding in findings) is fires
 
 
 @pytest.mark.parametrize("work", [(), (replace(METRICS, us=0.09 * STEP_US),)])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -579,8 +580,11 @@ def test_a_rank_that_alone_reads_many_values_is_told_as_such(tmp_path: Path) -> 
     assert "calls aten::_local_scalar_dense 61 times per step, its peers 1," in finding.action.how
 
 
-def on_cpus(slow: StragglerRow, numbers: tuple[int, ...]) -> RuleContext:
-    return context(breakdown(0), breakdown(1), stragglers=(slow,), steps=numbers, devices=("CPU",))
+def on_cpus(slow: StragglerRow, numbers: tuple[int, ...], *, other_steps: bool = False) -> RuleContext:
+    """``other_steps``: CPU times of threads in unprofiled steps were compared, too."""
+    timed = StepsMetadata(unprofiled_thread_ns=(10**7,) * 8)
+    runs = {rank: RunMetadata(rank=rank, steps=timed) for rank in range(2)} if other_steps else {}
+    return context(breakdown(0), breakdown(1), stragglers=(slow,), steps=numbers, devices=("CPU",), runs=runs)
 
 
 @pytest.mark.parametrize(("numbers", "where"), [((4,), "the only recorded step"), ((4, 5), "the 2 recorded steps")])
@@ -614,8 +618,63 @@ def test_a_capture_that_the_script_ended_is_not_made_longer_by_more_steps(last_s
 def test_what_is_little_in_one_step_is_not_told() -> None:
     """13 % of three steps is told, of one it may be an accident."""
     slow = replace(SLOW, lost_us=13_000.0, share_of_steps=1.0)
-    assert straggling_rank.evaluate(on_cpus(replace(slow, steps=(4, 5, 6)), (4, 5, 6))) is not None
-    assert straggling_rank.evaluate(on_cpus(replace(slow, steps=(4,)), (4,))) is None
+    three = on_cpus(replace(slow, steps=(4, 5, 6)), (4, 5, 6), other_steps=True)
+    assert straggling_rank.evaluate(three) is not None
+    assert straggling_rank.evaluate(on_cpus(replace(slow, steps=(4,)), (4,), other_steps=True)) is None
+
+
+BRIEF, LONG = tuple(range(4, 10)), tuple(range(4, 12))
+
+
+@pytest.mark.parametrize(
+    ("numbers", "share", "changes", "confidence"),
+    [
+        (BRIEF, 0.13, {}, None),
+        (BRIEF, 0.34, {}, "low"),
+        (LONG, 0.13, {}, "medium"),
+        (BRIEF, 0.13, {"other_steps": True}, "medium"),
+        (BRIEF, 0.13, {"cause": "dataloader"}, "high"),
+        (BRIEF, 0.13, {"scope": "job", "ranks": (0, 1)}, None),
+        (LONG, 0.13, {"scope": "job", "ranks": (0, 1)}, "medium"),
+    ],
+    ids=["brief", "brief and large", "long enough", "in other steps, too", "another cause", "in turn", "long, in turn"],
+)
+def test_what_all_operators_take_longer_in_half_a_second_may_be_the_machine(
+    numbers: tuple[int, ...], share: float, changes: dict[str, Any], confidence: str | None
+) -> None:
+    """Steps of 100 ms on CPUs: other programs may use a core for as long as 0.6 s, and for no longer than 0.8."""
+    other_steps = changes.pop("other_steps", False)
+    slow = replace(SLOW, lost_us=share * 1e5, share_of_steps=1.0, steps=numbers, **changes)
+    case = on_cpus(slow, numbers, other_steps=other_steps)
+    finding = straggling_rank.evaluate(case)
+    assert (None if finding is None else finding.confidence.value) == confidence
+    doubted = straggling_rank.is_in_doubt(case)
+    assert doubted is (confidence in (None, "low"))
+    if finding is not None and doubted:
+        assert "The recording is 600 ms long. On CPUs another program may have used a core" in finding.action.how
+
+
+@pytest.mark.parametrize("own", ["an operator", "work", "a pause", "waits for a core"])
+def test_a_rank_that_does_something_of_its_own_is_slow_by_that(own: str) -> None:
+    cause = "host" if own == "a pause" else "compute"
+    slow = replace(SLOW, lost_us=13_000.0, share_of_steps=1.0, steps=BRIEF, cause=cause)
+    case = on_cpus(slow, BRIEF)
+    if own == "an operator":
+        case = replace(case, slow_operators={1: SlowOperator("aten::svd", 9e3, 0.0, calls=3.0)})
+    elif own == "work":
+        case = replace(case, per_step={rank: replace(steps(0.0), flops=(10.0 + rank,) * 6) for rank in range(2)})
+    elif own == "a pause":
+        rows = (breakdown(0), replace(breakdown(1), named_host_us={"save (train.py:9)": 12_000.0}))
+        case = changed(case, time_breakdown=rows)
+    else:
+        waits = {0: 0, 1: 70_000_000}
+        cpus = {
+            rank: CpuMetadata(steps=6, wall_ns=6 * 10**8, process_ns=5 * 10**8, thread_ns=5 * 10**8, waited_ns=waited)
+            for rank, waited in waits.items()
+        }
+        case = replace(case, runs={rank: RunMetadata(rank=rank, cpu=cpu) for rank, cpu in cpus.items()})
+    assert straggling_rank.is_in_doubt(on_cpus(slow, BRIEF))
+    assert not straggling_rank.is_in_doubt(case)
 
 
 @pytest.mark.parametrize(
