@@ -8,7 +8,7 @@ from collections.abc import Collection
 from typing import Final
 
 from perfscope.analyzers.job.pipelines.table import inherent_bubble_share
-from perfscope.analyzers.rank.loop_phases import INSIDE
+from perfscope.analyzers.rank.loop_phases import INSIDE, is_phase
 from perfscope.results.categories import BY_ID
 from perfscope.results.findings import STRAGGLING_RANK, Finding
 from perfscope.results.notes import Note
@@ -60,7 +60,9 @@ _MOSTLY: Final = 0.5
 _PYTHON_FUNCTION: Final = re.compile(r"^(?P<file>.*\.py)\((?P<line>\d+)\): (?P<name>.*)$")
 
 _FUNCTIONS: Final = 3
-"""Python functions that are named where none has most of the host time."""
+"""Ranges and Python functions that are named where none has most of the host time."""
+_SOME: Final = 0.1
+"""Share of the host time from which one of them is."""
 
 FEW_LAUNCHES: Final = 20
 """Least launches per step of a job that launches can limit where each waits for long: idle time with fewer is one slow
@@ -189,8 +191,8 @@ def where_to_look(category: str, summary: Summary) -> str:
         return "look at what the host does then: record its operators too (ProfilerActivity.CPU; perfscope run does)"
     if category == _TRANSFER and _is_unsized(summary):
         return _UNSIZED
-    if category == "idle_host" and (functions := _functions(summary)):
-        return f"look at what the host runs between operators, most of it in these Python functions: {functions}"
+    if category == "idle_host" and (places := _places(summary)):
+        return f"look at what the host runs between operators, most of it in these {places}"
     return f"look at {_LOOK[category].format(stacks=recorder)}"
 
 
@@ -237,10 +239,16 @@ def _named_us(summary: Summary) -> Counter[str]:
     return named
 
 
-def _functions(summary: Summary) -> str:
-    """The Python functions with most of the host time, where stacks were recorded; empty without."""
-    functions = Counter({name: us for name, us in _named_us(summary).items() if _PYTHON_FUNCTION.match(name)})
-    return ", ".join(host_work(name) for name, _ in functions.most_common(_FUNCTIONS))
+def _places(summary: Summary) -> str:
+    """The Python functions with most of the host time, or without any the ranges; those with little of it left out.
+    Phases of the loop are neither. Empty without.
+    """
+    total = sum(row.idle_host_us for row in summary.time_breakdown)
+    named = {name: us for name, us in _named_us(summary).items() if not is_phase(name) and us >= _SOME * total}
+    functions = {name: us for name, us in named.items() if _PYTHON_FUNCTION.match(name)}
+    places = Counter(functions or named).most_common(_FUNCTIONS)
+    what = "Python functions" if functions else "ranges"
+    return f"{what}: {', '.join(host_work(name) for name, _ in places)}" if places else ""
 
 
 def host_work(name: str) -> str:

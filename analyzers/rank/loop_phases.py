@@ -46,8 +46,15 @@ OF_BATCH: Final = "the preparation of the batch"
 ELSEWHERE: Final = "the rest of the step"
 """What lies in no phase, and between no two that are known."""
 
+_AROUND: Final = " or the loop around it"
+
 _SHORT: Final = ("forward", "backward", "optimizer")
 """The same inside the name of what lies between two of them."""
+
+
+def is_phase(name: str) -> bool:
+    """Is that a name of one of the phases, or of what lies between or around them?"""
+    return name in (*INSIDE, OF_BATCH, ELSEWHERE) or name.startswith(LOOP) or name.endswith(_AROUND)
 
 
 def by_phase(trace: Trace, pauses: Intervals, threads: Int64) -> dict[str, Intervals]:
@@ -133,5 +140,5 @@ def _between(before: int, after: int, missing: list[int]) -> str:
         return "" if missing else f"{LOOP}two {_SHORT[before]}s".replace("optimizers", "optimizers' steps")
     skipped = (before + 1) % len(_SHORT)
     if skipped != after and skipped in missing:
-        return f"{list(_RANGES)[skipped]} or the loop around it"
+        return f"{list(_RANGES)[skipped]}{_AROUND}"
     return f"{LOOP}{_SHORT[before]} and {_SHORT[after]}" if len(missing) < 2 else ""

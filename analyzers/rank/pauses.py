@@ -9,6 +9,7 @@ from typing import Final
 import numpy as np
 
 from perfscope.analyzers.rank.intervals import Intervals
+from perfscope.trace.distinct import distinct
 from perfscope.trace.trace import Category, Int64, Trace
 
 PAUSE_NS: Final = 500_000
@@ -22,6 +23,8 @@ FUNCTION: Final = re.compile(r"\.py\(\d+\): ")
 """Python functions as torch.profiler writes them (``with_stack``). Built-in functions and modules do not match."""
 _WITHIN: Final = 0.1
 """A function covers a pause when it lacks at most this share of it on either side."""
+_LEAST: Final = 1 - 2 * _WITHIN
+"""Part of the shortest pause that a function or range takes at least."""
 
 
 def find_pauses(busy: Intervals) -> Intervals:
@@ -46,15 +49,28 @@ def by_function(trace: Trace, pauses: Intervals, threads: Int64) -> dict[str, In
 
 
 def by_range(trace: Trace, pauses: Intervals, threads: Int64) -> dict[str, Intervals]:
-    """The pauses of each range that a script has named, for itself and not for a phase in which the host goes on."""
+    """The pauses of each range that a script has named, for itself and not for a phase in which the host goes on: the
+    innermost around each moment of them, of names those with the most.
+    """
     rows = trace.rows(Category.ANNOTATION, named=lambda name: not _OF_FRAMEWORKS.match(name), threads=threads)
+    rows = rows[trace.duration_ns[rows] >= _LEAST * PAUSE_NS]
     idle = pauses.within(trace.start_ns[rows], trace.ends_ns(rows))
-    return _innermost(trace, rows[idle >= _IDLE * trace.duration_ns[rows]], pauses)
+    rows = rows[idle >= _IDLE * trace.duration_ns[rows]]
+    named = {name: rows[trace.name[rows] == name] for name in distinct(trace.name[rows]).tolist()}
+    parts: dict[str, Intervals] = {}
+    taken = Intervals.empty()
+    # Those within others are shorter.
+    for name, mine in sorted(named.items(), key=lambda item: float(np.median(trace.duration_ns[item[1]]))):
+        part = pauses.intersect(Intervals.of_rows(trace, mine)).subtract(taken)
+        taken = taken.union(part)
+        if len(part):
+            parts[trace.strings[name]] = part
+    return _longest(parts)
 
 
 def _innermost(trace: Trace, rows: Int64, pauses: Intervals) -> dict[str, Intervals]:
     """Name -> the pauses for whose whole length its events last, of several the shortest; those with the most."""
-    rows = rows[trace.duration_ns[rows] >= (1 - 2 * _WITHIN) * PAUSE_NS]
+    rows = rows[trace.duration_ns[rows] >= _LEAST * PAUSE_NS]
     found: defaultdict[str, list[int]] = defaultdict(list)
     for index in range(len(pauses) if len(rows) else 0):
         start, end = int(pauses.start_ns[index]), int(pauses.end_ns[index])
@@ -63,5 +79,9 @@ def _innermost(trace: Trace, rows: Int64, pauses: Intervals) -> dict[str, Interv
         if len(around):
             found[trace.name_of(int(around[np.argmin(trace.duration_ns[around])]))].append(index)
     parts = {name: Intervals(pauses.start_ns[which], pauses.end_ns[which]) for name, which in found.items()}
+    return _longest(parts)
+
+
+def _longest(parts: dict[str, Intervals]) -> dict[str, Intervals]:
     longest = sorted(parts, key=lambda name: -parts[name].measure())[:_NAMES]
     return {name: parts[name] for name in longest}

@@ -183,6 +183,11 @@ def test_host_time_that_has_a_name_is_named() -> None:
     assert str(judged(context(spread, operators=(operator,))).first_action).endswith(
         "most of it in these Python functions: preprocess (pipelines/video.py:129), write (log.py:7)."
     )
+    ranges = {"[Callback]Hist.on_train_batch_end": 28_000.0, "the forward": 20_000.0, "tick": 900.0}
+    in_ranges = dataclasses.replace(row, named_host_us=ranges)
+    assert str(judged(context(in_ranges, operators=(operator,))).first_action).endswith(
+        "most of it in these ranges: [Callback]Hist.on_train_batch_end."
+    )
     unnamed = judged(context(breakdown(0, idle_host=58_000), operators=(operator,)))
     assert "perfscope run --stacks names its Python functions" in str(unnamed.first_action)
 
