@@ -22,6 +22,7 @@ from perfscope.analyzers.rank.extra.extra_work import (
     searches,
 )
 from perfscope.analyzers.rank.extra.loop_work import loop_work, parts_of_loop
+from perfscope.analyzers.rank.extra.model_loops import model_loops
 from perfscope.analyzers.rank.extra.operator_loops import operator_loops
 from perfscope.analyzers.rank.host_activity import (
     EVALUATING,
@@ -125,7 +126,10 @@ def analyze_rank(trace: Trace, flops: CustomFlops | None = None) -> RankPartial:
         conversions=conversions(trace, work, steps),
         optimizer_loops=loops.optimizer or optimizer_loops(trace, work, steps),
         loops=loops,
-        loop_work=loop_work(trace, work, steps, host, attribution.operators, parts, communication),
+        loop_work=(
+            *loop_work(trace, work, steps, host, attribution.operators, parts, communication),
+            *model_loops(trace, work, steps, host, attribution.operators),
+        ),
         bucket_copies=bucket_copies(trace, work, steps),
         buffer_copies=buffer_copies(trace, work, steps),
         searches=searches(work, steps, host),

@@ -81,7 +81,7 @@ _NAMED_HOST: Final = {
 }
 """Host work that annotations or Python calls name."""
 
-_COMPILED_CODE: Final = re.compile(
+COMPILED_CODE: Final = re.compile(
     r"^(autograd::engine::evaluate_function: )?(CompiledFunction|Torch-Compiled Region|## Call CompiledFxGraph)"
 )
 """Operators around whole graphs of compiled code, forward and backward: what these run has operators and calls of its
@@ -209,7 +209,7 @@ def _computing(trace: Trace, threads: Int64) -> Intervals:
 def _pauses_of_compiled(trace: Trace, threads: Int64) -> Intervals:
     """Pauses within the code that ``torch.compile`` makes: ranges around it hold Python, also between two kernels."""
     rows = trace.rows(Category.CPU_OP, Category.RUNTIME, threads=threads)
-    compiled = trace.names_where(_COMPILED_CODE.match, rows)
+    compiled = trace.names_where(COMPILED_CODE.match, rows)
     if not compiled.any():
         return Intervals.empty()
     return find_pauses(Intervals.of_rows(trace, rows[~compiled])).intersect(Intervals.of_rows(trace, rows[compiled]))

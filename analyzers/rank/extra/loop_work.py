@@ -46,6 +46,8 @@ _LAYERS: Final = (*PRODUCTS, EMBEDDING)
 """Classes of operators that show a model."""
 _TO_DEVICE: Final = re.compile("^Memcpy HtoD|^CopyHostToDevice")
 """Copies from the host, by CUPTI's and ROCm's names."""
+ENGINE: Final = "autograd::engine::evaluate_function: "
+"""What names of the engine's functions begin with."""
 _OF_ENGINE: Final = re.compile(
     r"\w+Backward\w*$|torch::|(?:\w+::)*(?:CompiledFunction|reducer)|"
     r"aten::(?:add|addcmul|alias|as_strided|clone|contiguous|copy|detach|div|empty\w*|expand|fill|mul|new_\w+|reshape|sum|"
@@ -99,9 +101,9 @@ def loop_work(
     return tuple(
         LoopWork(
             name,
-            took_ns=_took(trace, work, steps, part),
+            took_ns=took_ns(trace, work, steps, part),
             forwards=steps.count(steps.of_host_time(_starts(trace, forwards, part))),
-            operators=_longest(trace, inside),
+            operators=longest(trace, inside),
             of_model=bool(trace.names_where(lambda operator: class_of_operator(operator) in _LAYERS, inside).any()),
         )
         for name, (part, inside) in found.items()
@@ -154,7 +156,7 @@ def _hooks(trace: Trace, host: HostActivity, operators: Nested) -> tuple[Interva
     return Intervals.of(start[first], np.maximum.reduceat(end, first) if len(first) else end), rows
 
 
-def _took(trace: Trace, work: DeviceWork, steps: Steps, part: Intervals) -> Int64:
+def took_ns(trace: Trace, work: DeviceWork, steps: Steps, part: Intervals) -> Int64:
     """Time of a part in each step: the host's; of a device from the first to the last kernel of a stretch."""
     if not len(work):
         return part.within(steps.host_start_ns, steps.host_end_ns)
@@ -180,8 +182,9 @@ def _starts(trace: Trace, rows: Int64, part: Intervals) -> Int64:
     return starts[part.covers(starts)]
 
 
-def _longest(trace: Trace, rows: Int64) -> tuple[str, ...]:
-    """Names of the operators that take longest in all."""
+def longest(trace: Trace, rows: Int64, most: int = _TOP) -> tuple[str, ...]:
+    """Names of the operators that take longest in all, without what autograd's engine puts before them."""
     name, of = np.unique(trace.name[rows], return_inverse=True)
     took = np.bincount(of, weights=trace.duration_ns[rows])
-    return tuple(trace.strings[at] for at in name[np.argsort(-took, kind="stable")][:_TOP].tolist())
+    names = (trace.strings[at] for at in name[np.argsort(-took, kind="stable")][:most].tolist())
+    return tuple(name.removeprefix(ENGINE) for name in names)

@@ -14,11 +14,13 @@ from typing import Final
 
 from perfscope.analyzers.job.extra_work import LoopWorkCost
 from perfscope.analyzers.rank.extra.loop_work import HOOKS
+from perfscope.analyzers.rank.extra.model_loops import LOOPS
 from perfscope.analyzers.rank.loop_phases import OF_BATCH
 from perfscope.analyzers.rules.context import RuleContext
 from perfscope.results.findings import Action, Confidence, Evidence, Finding, code
 
 RULE: Final = "loop-work"
+_PLURAL: Final = (HOOKS, LOOPS)
 SHARE: Final = 0.10
 """Least share of the step that it takes."""
 _TOLD: Final = 0.5
@@ -32,8 +34,8 @@ def evaluate(job: RuleContext) -> Finding | None:
         return None
     return job.finding(
         RULE,
-        f"{worst.part[0].upper()}{worst.part[1:]} {'compute' if worst.part == HOOKS else 'takes'} "
-        f"{'for ' if worst.part == HOOKS else ''}{job.share(worst.us):.0%} of the step: {_what(worst)}",
+        f"{worst.part[0].upper()}{worst.part[1:]} {'take' if worst.part in _PLURAL else 'takes'} "
+        f"{job.share(worst.us):.0%} of the step: {_what(worst)}",
         worst.us,
         evidence=tuple(
             evidence
@@ -72,6 +74,8 @@ def _what(work: LoopWorkCost) -> str:
 def _action(work: LoopWorkCost) -> Action:
     if work.part == HOOKS:
         return Action(setting="hooks of parameters and gradients", old="in every step", new="in fewer", how=_OF_HOOKS)
+    if work.part == LOOPS:
+        return Action(setting="loops of the model", old="row by row", new="whole tensors", how=_OF_ROWS)
     if work.forwards >= 1 or work.of_model:
         return Action(setting="forwards without gradients", old="few samples each", new="more, or fewer", how=_OF_MODEL)
     if work.part == OF_BATCH:
@@ -95,6 +99,17 @@ _OF_MODEL: Final = (
     "forward costs nearly as much as with large ones, so give it more samples at once (more environments or prompts), "
     "run it in fewer steps, or in processes of its own beside the training. Targets that stay the same are computed "
     "once.\n" + code("python", "with torch.inference_mode():  # does a little less than torch.no_grad()\n    ...")
+)
+_OF_ROWS: Final = (
+    "Replace Python loops over rows, samples or time steps by operators on whole tensors: indexing with a tensor, "
+    "gather, scatter_add, segment_reduce, cumsum, torch.vmap; in a function of your own for autograd, too. In the "
+    "backward of a loop over slices each of them fills a gradient of the whole tensor. Where no operator does it, "
+    "torch.compile makes few of many.\n"
+    + code(
+        "python",
+        "rows, index = torch.ones(3, 8), torch.tensor([0, 0, 1])\n"
+        "sums = torch.zeros(2, 8).index_add(0, index, rows)  # not: for i in range(3): sums[index[i]] += rows[i]",
+    )
 )
 _OF_BATCH: Final = (
     "If batches are made, augmented or converted there, do it in the Dataset or collate_fn of a DataLoader with "

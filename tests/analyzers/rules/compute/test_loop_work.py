@@ -9,6 +9,7 @@ import pytest
 
 from perfscope.analyzers.job.extra_work import LoopCost, LoopWorkCost
 from perfscope.analyzers.rank.extra.loop_work import HOOKS
+from perfscope.analyzers.rank.extra.model_loops import LOOPS
 from perfscope.analyzers.rank.host_activity import BETWEEN
 from perfscope.analyzers.rank.loop_phases import OF_BATCH
 from perfscope.analyzers.rules import evaluate
@@ -28,6 +29,11 @@ def found(*work: LoopWorkCost, **others: Any) -> Finding | None:
     ("work", "title", "how"),
     [
         (
+            LoopWorkCost(LOOPS, 0.4 * STEP_US, 0.0, ("SegSumBackward", "aten::select"), of_model=True),
+            "Loops of the model take 40% of the step: SegSumBackward, aten::select",
+            "operators on whole tensors",
+        ),
+        (
             ROLLOUT,
             "optimizer and forward takes 60% of the step: 64 forwards without gradients; aten::linear, aten::tanh",
             "more samples at once",
@@ -37,7 +43,7 @@ def found(*work: LoopWorkCost, **others: Any) -> Finding | None:
         (replace(METRICS, part=OF_BATCH), "The preparation of the batch takes 20%", "collate_fn of a DataLoader"),
         (
             replace(METRICS, part=HOOKS),
-            "Hooks of the backward compute for 20% of the step: aten::",
+            "Hooks of the backward take 20% of the step: aten::",
             "_foreach_norm",
         ),
     ],
