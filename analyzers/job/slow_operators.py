@@ -29,6 +29,8 @@ _AS_QUICK: Final = 1.03
 """Up to this ratio kernels are as quick: their durations differ by some percent."""
 _ENOUGH: Final = 0.25
 """Time of kernels that are as quick, at least, over that of like ones that are not: few would show little of clocks."""
+_ALONE: Final = 1.0
+"""Calls per step of an operator that nobody else calls, from which a rank does something else than the others."""
 _NAMED: Final = 0.8
 """Part of what they take longer from which the operators that are named tell enough."""
 _FEW: Final = 3
@@ -59,6 +61,8 @@ class SlowOperator:
     """The class of its kernels, where the rank's other kernels are as quick as the peers', also those that need the
     same of the device: its clocks would slow these too. Empty where they do not show that.
     """
+    alone: str = ""
+    """What nobody else calls, where the rank calls most operators more often than the others do."""
 
     @property
     def is_own_work(self) -> bool:
@@ -122,16 +126,22 @@ def _mostly_alike(mine: _Operators, usual: _Operators) -> bool:
 
 def _of_its_own(row: StragglerRow, mine: _Operators, others: Sequence[_Operators]) -> SlowOperator | None:
     """What the rank calls more often than the others do, where that is most of what it costs. With more samples it
-    calls all operators more often, or all take longer: most are called as often where it does something else.
+    calls all operators more often, or all take longer: most are called as often where it does something else, or some
+    are called by nobody else, as where it alone has the model generate text.
     """
     if not others:
         return None
     usual = _usual_of(mine, others)
     over = {name: mine[name][1] - usual[name][1] for name in mine if mine[name][0] > usual[name][0]}
-    if not over or not _mostly_alike(mine, usual) or sum(over.values()) < _ABOVE_ALL * row.lost_us:
+    if not over or sum(over.values()) < _ABOVE_ALL * row.lost_us:
+        return None
+    alike = _mostly_alike(mine, usual)
+    alone = {name: us for name, (calls, us) in mine.items() if calls >= _ALONE and not any(name in o for o in others)}
+    if not alike and not alone:
         return None
     name = max(sorted(over), key=lambda name: over[name])
-    return SlowOperator(name, mine[name][1], usual[name][1], mine[name][0], usual[name][0])
+    beside = "" if alike else max(sorted(alone), key=lambda name: alone[name])
+    return SlowOperator(name, mine[name][1], usual[name][1], mine[name][0], usual[name][0], alone=beside)
 
 
 def _slower_beside_equals(row: StragglerRow, mine: _Operators, others: Sequence[_Operators]) -> SlowOperator | None:

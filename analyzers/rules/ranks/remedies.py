@@ -262,10 +262,11 @@ def in_operator(job: RuleContext, worst: StragglerRow, who: str) -> str:
         if operator.own_us:
             times, others = f"{times} ({duration(operator.own_us)})", f"{others} ({duration(operator.others_us)})"
         others = f"its peers {others}" if operator.others_calls else "its peers never do"
+        rest = f"{operator.alone}, which they never do" if operator.alone else "most of the rest as often as they do"
         return (
-            f"{who[0].upper()}{who[1:]} calls {operator.name} {times}, {others}, and most of the rest as often as they "
-            "do: it does work that is not its part of the batch. Do that (metrics, evaluation, logging, "
-            "checks) in fewer steps, or in another process, or share it among the ranks."
+            f"{who[0].upper()}{who[1:]} calls {operator.name} {times}, {others}, and {rest}: it does work that is not "
+            "its part of the batch. Do that (metrics, evaluation, generation, logging, checks) in fewer steps, or in "
+            "another process, or share it among the ranks."
         )
     if operator.kind:
         return _not_by_clocks(job, operator, who)

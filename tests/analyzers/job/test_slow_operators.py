@@ -64,6 +64,14 @@ def test_work_that_no_peer_does_is_named():
     assert own.is_own_work
 
 
+def test_work_of_the_model_that_no_peer_asks_it_for_is_named_by_what_it_needs_besides():
+    """A rank that generates text calls all of the model's operators more often, and one that draws tokens."""
+    own = found(*[rank(USUAL)] * 2, rank({"mm": 90.0, "relu": 14.0, "Custom": 1.5, "draw": 3.0}, twice=USUAL))
+    assert own == SlowOperator("mm", 90_000.0, 50_000.0, 8.0, 4.0, alone="draw")
+    # More samples need nothing that the others do not.
+    assert found(*[rank(USUAL)] * 2, rank({"mm": 90.0, "relu": 14.0, "Custom": 1.5}, twice=USUAL)) is None
+
+
 def test_small_operators_that_it_is_made_of_do_not_hide_it():
     views = {f"view{i}": 0.1 for i in range(12)}
     own = found(*[rank(USUAL | views)] * 2, rank({**USUAL, **views, "Alone": 40.0}, twice=views))
