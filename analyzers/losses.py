@@ -35,7 +35,15 @@ _ABOUT: Final = {
     "host-syncs": ("idle_sync",),
     **dict.fromkeys(("small-operators", "loop-work"), ("idle_launch", "idle_host")),
     **dict.fromkeys(
-        ("mixed-precision", "double-precision", "optimizer-kernels", "channels-last", "filled-tensors"), ()
+        (
+            "mixed-precision",
+            "double-precision",
+            "optimizer-kernels",
+            "channels-last",
+            "costly-operator",
+            "filled-tensors",
+        ),
+        (),
     ),
 }
 """Rule -> the categories that its change shortens; every other rule is about transfers."""

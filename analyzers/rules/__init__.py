@@ -40,6 +40,7 @@ from perfscope.analyzers.rules.communication import (
 from perfscope.analyzers.rules.compute import (
     batch_size,
     channels_last,
+    costly_operator,
     double_precision,
     filled_tensors,
     loop_work,
@@ -93,6 +94,7 @@ RULES: Final[tuple[Rule, ...]] = (
     bucket_view.evaluate,
     channels_last.evaluate,
     checkpoint_saving.evaluate,
+    costly_operator.evaluate,
     cpu_contention.evaluate,
     cpu_oversubscription.evaluate,
     dataloader_workers.evaluate,

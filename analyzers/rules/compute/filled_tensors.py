@@ -15,12 +15,12 @@ from perfscope.results.findings import Action, Confidence, Evidence, Finding, co
 RULE: Final = "filled-tensors"
 SHARE: Final = 0.10
 """Least share of the step that filling takes."""
-_FILLING: Final = frozenset({"aten::fill_", "aten::zero_"})
+FILLING: Final = frozenset({"aten::fill_", "aten::zero_"})
 
 
 def evaluate(job: RuleContext) -> Finding | None:
     """The finding, or None: filling takes little."""
-    rows = [row for row in job.summary.operators if row.name in _FILLING]
+    rows = [row for row in job.summary.operators if row.name in FILLING]
     filling_us = sum(map(job.operator_us, rows))
     if filling_us < SHARE * job.step_time_us:
         return None
