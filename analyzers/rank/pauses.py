@@ -50,21 +50,21 @@ def by_function(trace: Trace, pauses: Intervals, threads: Int64) -> dict[str, In
 
 def by_range(trace: Trace, pauses: Intervals, threads: Int64) -> dict[str, Intervals]:
     """The pauses of each range that a script has named, for itself and not for a phase in which the host goes on: the
-    innermost around each moment of them, of names those with the most.
+    innermost that lasts for the whole pause, else around each moment of it; of names those with the most.
     """
     rows = trace.rows(Category.ANNOTATION, named=lambda name: not _OF_FRAMEWORKS.match(name), threads=threads)
     rows = rows[trace.duration_ns[rows] >= _LEAST * PAUSE_NS]
     idle = pauses.within(trace.start_ns[rows], trace.ends_ns(rows))
     rows = rows[idle >= _IDLE * trace.duration_ns[rows]]
     named = {name: rows[trace.name[rows] == name] for name in distinct(trace.name[rows]).tolist()}
-    parts: dict[str, Intervals] = {}
-    taken = Intervals.empty()
+    parts = _innermost(trace, rows, pauses)
+    taken = Intervals.empty().union(*parts.values())
     # Those within others are shorter.
     for name, mine in sorted(named.items(), key=lambda item: float(np.median(trace.duration_ns[item[1]]))):
         part = pauses.intersect(Intervals.of_rows(trace, mine)).subtract(taken)
         taken = taken.union(part)
         if len(part):
-            parts[trace.strings[name]] = part
+            parts[trace.strings[name]] = part.union(parts.get(trace.strings[name], Intervals.empty()))
     return _longest(parts)
 
 

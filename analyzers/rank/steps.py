@@ -37,6 +37,7 @@ import numpy as np
 
 from perfscope.analyzers.rank.completeness import whole_steps
 from perfscope.analyzers.rank.launches import DeviceWork, done_ns, earlier_work_done_ns, launched_before_recording
+from perfscope.analyzers.rank.optimizer_turns import turns_of_optimizers
 from perfscope.frozen import dataclass
 from perfscope.recording.vocabulary import NVTX_STEP_PREFIX, PROFILER_STEP_PREFIX
 from perfscope.trace.distinct import distinct
@@ -248,9 +249,12 @@ def _by_optimizer(trace: Trace, work: DeviceWork, batches: EdgesByBatches | None
 
 def _last_of_steps(trace: Trace, rows: Int64) -> Int64:
     """Of steps of several optimizers that take turns (one for embeddings, one for the rest), that after which the host
-    takes longest to the next one of any: the last of each training step.
+    takes longest to the next one of any: the last of each training step. Where all have one name, by what they update.
     """
     names, which, count = np.unique(trace.name[rows], return_inverse=True, return_counts=True)
+    if len(names) == 1:
+        turns = turns_of_optimizers(trace, trace.ends_ns(rows))
+        return rows[turns - 1 :: turns]
     if len(names) < 2 or count.max() - count.min() > 1:
         return rows
     until_next = trace.start_ns[rows[1:]] - trace.ends_ns(rows[:-1])

@@ -25,9 +25,14 @@ def test_ranges_in_one_pause_have_their_parts_of_it() -> None:
     assert named(builder, (0, 20)) == {"read": 12, "audit": 5}
 
 
-def test_of_nested_ranges_the_inner_one_has_it() -> None:
+def test_a_range_that_lasts_for_the_whole_pause_has_it() -> None:
     builder = TraceBuilder().note("fetch", 0, 20 * MS).note("socket", 5 * MS, 15 * MS)
-    assert named(builder, (0, 20)) == {"socket": 10, "fetch": 10}
+    assert named(builder, (0, 20)) == {"fetch": 20}
+
+
+def test_of_ranges_in_a_part_of_it_the_inner_one_has_its_own() -> None:
+    builder = TraceBuilder().note("fetch", 0, 20 * MS).note("socket", 5 * MS, 15 * MS)
+    assert named(builder, (0, 30)) == {"socket": 10, "fetch": 10}
 
 
 def test_a_range_in_which_the_host_goes_on_is_about_something_else() -> None:
