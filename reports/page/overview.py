@@ -21,6 +21,8 @@ _TIMES: Final = 2.0
 
 _NOTICEABLE: Final = 0.02
 """Change of the median step time by profiling, as a share, from which it is said."""
+_AS_MUCH: Final = 0.05
+"""Up to this difference two such shares read as one."""
 _LONGER: Final = 0.05
 """Share by which the mean of steps without the profiler is above the recorded steps, from which that is explained."""
 _PACED: Final = 0.9
@@ -125,7 +127,7 @@ def perturbation(summary: Summary, ratio: float) -> str:
     job, change = summary.job, ratio - 1
     if change <= -_NOTICEABLE:
         faster = f"Profiled steps were {percent(-change)} faster than unprofiled ones"
-        faster += _unlike_their_mean(job, slower=False)
+        faster += _unlike_their_mean(job, ratio, slower=False)
         if _wait_for_workers(summary):
             return f"{faster}, whose loader workers are as slow: more batches were ready."
         return f"{faster}: the step time varies by more than the profiler overhead."
@@ -136,7 +138,7 @@ def perturbation(summary: Summary, ratio: float) -> str:
         slowed = f"Profiling made the steps {factor(ratio).removesuffix('x')} times as long"
     if not known(job.unprofiled_step_us):
         return f"{slowed}: everything here is of the recorded steps, because too few were timed without the profiler."
-    slowed += _some_took_longer(job) or _unlike_their_mean(job, slower=True)
+    slowed += _some_took_longer(job) or _unlike_their_mean(job, ratio, slower=True)
     return (
         f"{slowed}: shares of the step are of the recorded steps, step time and predictions are of steps without the "
         "profiler."
@@ -149,14 +151,18 @@ def _wait_for_workers(summary: Summary) -> bool:
     return known(step_us) and any((row.workers_us or 0.0) >= _PACED * step_us for row in summary.dataloader)
 
 
-def _unlike_their_mean(job: JobInfo, *, slower: bool) -> str:
-    """Where profiled steps are no faster, or ``slower``, on the mean, which is what the page gives."""
+def _unlike_their_mean(job: JobInfo, ratio: float, *, slower: bool) -> str:
+    """Where profiled steps are no faster, or ``slower``, on the mean, which is what the page gives, or by another share
+    of it.
+    """
     mean_us = job.unprofiled_step_us
     if not known(mean_us):
         return ""
     change = job.step_time_us / mean_us - 1
     as_said = change >= _NOTICEABLE if slower else change <= -_NOTICEABLE
-    return "" if as_said else " in the median, though not on the mean"
+    if not as_said:
+        return " in the median, though not on the mean"
+    return "" if abs(change + 1 - ratio) <= _AS_MUCH else " in the median"
 
 
 def _some_took_longer(job: JobInfo) -> str:

@@ -28,6 +28,9 @@ SHARE: Final = 0.1
 _MORE_SAMPLES: Final = 0.02
 """By how much the samples per second must be able to rise to be more."""
 
+_NOBODY: Final = 0.1
+"""Cores up to which other processes use hardly any."""
+
 _MOSTLY: Final = 0.5
 """From this share of the cores on they are the job's own processes that take them."""
 
@@ -175,6 +178,13 @@ def _action(job: RuleContext, case: _Crowded) -> Action:
         return Action(
             setting="DataLoader(num_workers=…)", old=str(now), new=str(each),
             how=f"{shared}:\n{data_loader(num_workers=each)}\nOr a host with more cores.",
+        )  # fmt: skip
+    if case.is_own or (case.others is not None and case.others < _NOBODY):
+        return Action(
+            setting="threads of the ranks", old="share cores", new="a core each",
+            how="Other processes use hardly any core there: threads of the ranks wait for one another, those that send "
+            "and sum gradients (gloo's) among them. Bind each rank to cores of its own (taskset, numactl), use a host "
+            "with more of them, or run fewer ranks on it.",
         )  # fmt: skip
     return Action(
         setting="other processes on the host", old="share the ranks' cores", new="none on them",

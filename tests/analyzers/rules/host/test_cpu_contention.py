@@ -103,6 +103,16 @@ def test_whose_processes_take_the_cores_where_the_host_was_sampled(others: float
     assert values["cores that other processes use"] == pytest.approx(others)
 
 
+@pytest.mark.parametrize(("others", "setting"), [(0.0, "threads of the ranks"), (0.8, "other processes on the host")])
+def test_threads_of_the_ranks_wait_for_one_another_where_nobody_else_runs(others: float, setting: str) -> None:
+    """Of two cores the ranks use 1.2, without loader workers, and the others none, or the rest."""
+    blank = dict.fromkeys(HostRow.__dataclass_fields__)
+    known = {"host": "node7", "ranks": (0, 1), "samples": 10, "cores": 2, "job_cores": 1.2}
+    found = evaluate(waited=0.3, host=HostRow(**{**blank, "cpu_share": (1.2 + others) / 2, **known}))
+    assert found is not None
+    assert found.action.setting == setting
+
+
 def test_with_devices_only_the_hosts_part_of_the_step_counts() -> None:
     assert evaluate(device="cuda") is None
     found = evaluate(device="cuda", rows={"idle_launch": 20_000})  # of 100,000
