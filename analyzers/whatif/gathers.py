@@ -80,7 +80,8 @@ def recorded_stage(context: Context, gathers: Gathers, reductions: StepCollectiv
     strategies = {name for run in context.runs.values() for name in run.strategies}
     if not gathers.by_step:
         return 1 if "zero1" in strategies else 0
-    if gathers.twice:
+    # DeepSpeed keeps what is used again soon (stage3_max_reuse_distance): all of a small model.
+    if gathers.twice or "zero3" in strategies:
         return 3
     kinds = {rank_op.collective.kind for rank_ops in reductions.values() for rank_op in rank_ops}
     # DeepSpeed's stage 2 may reduce whole buckets, too.

@@ -106,6 +106,14 @@ QUESTIONS = {
         {"model": SHARDED, "strategies": ("zero3",), "settings": DEEPSPEED},
         within=0.05,
     ),
+    "ZeRO-3 of a small model, which keeps it for the backward, to 2": Question(
+        sharded("zero3"),
+        "2",
+        sharded("zero2"),
+        {"model": SHARDED, "strategies": ("zero3",), "settings": DEEPSPEED},
+        recorded_as=keeps_parameters,
+        within=0.04,
+    ),
     "ZeRO-3 to plain": Question(sharded("zero3"), "0", DDP, {"model": SHARDED, "strategies": ("zero3",)}, within=0.04),
     "SHARD_GRAD_OP to FULL_SHARD": Question(
         sharded("fsdp"), "3", sharded("fsdp"), {"model": SHARDED, "strategies": ("fsdp",)}, recorded_as=keeps_parameters
