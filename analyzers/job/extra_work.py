@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from statistics import median
+from statistics import median, median_low
 
 import numpy as np
 
@@ -70,8 +70,9 @@ def loop_costs(result: AlignedJob) -> tuple[LoopCost, ...]:
 
 @dataclass(frozen=True)
 class LoopWorkCost:
-    """What one part of the training loop computes beside the training: medians over the ranks, per step: its time (µs),
-    and the model's forwards without gradients. ``operators`` take longest there; ``of_model``: some are layers.
+    """What one part of the training loop computes beside the training: medians over the ranks (of two the smaller: what
+    one of them does alone is not the job's), per step: its time (µs), and the model's forwards without gradients.
+    ``operators`` take longest there; ``of_model``: some are layers.
     """
 
     part: str
@@ -93,8 +94,8 @@ def loop_work_costs(result: AlignedJob) -> tuple[LoopWorkCost, ...]:
     usual = [
         LoopWorkCost(
             name,
-            median(row.us for row in rows),
-            median(row.forwards for row in rows),
+            median_low(row.us for row in rows),
+            median_low(row.forwards for row in rows),
             rows[0].operators,
             of_model=rows[0].of_model,
         )

@@ -89,8 +89,9 @@ def loop_work(
     sending = Intervals.of_rows(trace, trace.rows(Category.CPU_OP, named=_SENDING.match, threads=host.threads))
     elsewhere = sending.union(_evaluations(steps, host), *named)
     if not len(work):
-        # Where a range marks no backward, reducers wait for the others behind the last of autograd's functions.
-        elsewhere = elsewhere.union(communication)
+        # Where a range marks no backward, reducers wait for the others behind the last of autograd's functions. And
+        # long pauses are no work of operators, whatever few of these are beside them.
+        elsewhere = elsewhere.union(communication, host.pauses)
     for name, part in parts.items():
         if name != IN_OPTIMIZER:
             inside = rows[part.covers(trace.start_ns[rows])]

@@ -23,7 +23,7 @@ from perfscope.analyzers.rules.typed import data_loader, training_arguments
 from perfscope.frozen import dataclass
 from perfscope.results.findings import Action, Confidence, Evidence, Finding, code
 from perfscope.results.rows import DataLoaderRow, StragglerRow
-from perfscope.text import ranks_in_words
+from perfscope.text import duration, ranks_in_words
 
 RULE: Final = "dataloader-workers"
 SHARE: Final = 0.05
@@ -45,6 +45,9 @@ _MANY: Final = 1_000
 OTHERS: Final = 1.25
 """Wall time over CPU time of the training from which other processes use its cores: what these will do is not known."""
 
+
+QUICK_US: Final = 500.0
+"""A batch that is made in less is taken from a worker about as slowly."""
 
 _LOAD_AHEAD: Final = Action(
     setting="DataLoader(prefetch_factor=…)",
@@ -143,7 +146,7 @@ def _blocking(job: RuleContext) -> Finding | None:
         recoverable = max(recoverable, _longest_us(job, usual), job.step_time_us - without_waits_us)
     if recoverable <= 0:
         return None
-    new = need and not need.crowded and need.workers != worst.num_workers
+    new = need and not need.crowded and not _is_quick(worst) and need.workers != worst.num_workers
     limited = ", and the cores are the limit" if need and need.crowded else ""
     few = _few_steps(job, waiting) if need is None and behind is None else 0
     where = f"the time, in {few} of {job.steps} steps," if few else _what(job, behind)
@@ -159,6 +162,11 @@ def _blocking(job: RuleContext) -> Finding | None:
         whatif={"dataloader.num_workers": str(need.workers)} if need and new else {},
         severity_us=stall_us,
     )
+
+
+def _is_quick(row: DataLoaderRow) -> bool:
+    """Does the training thread make batches as quickly as it could take them from a worker, or nearly?"""
+    return row.num_workers == 0 and row.batch_us is not None and row.batch_us < QUICK_US
 
 
 def _waits_for_a_core(job: RuleContext, row: DataLoaderRow, stall_us: float) -> bool:
@@ -390,6 +398,13 @@ def _action(used: str, row: DataLoaderRow, need: _Need | None) -> Action:
         how = (
             "The recording does not show the time to load a batch. Record with perfscope run, which also records the "
             "number of workers; then PerfScope computes how many are needed."
+        )
+    elif _is_quick(row):
+        new = old
+        how = (
+            f"A batch is made in {duration(row.batch_us or 0.0)}. Taking one from a worker needs 0.1 to 1 ms, so "
+            "workers bring little, or slow the loop down. Make batches cheaper: keep samples as tensors and index all "
+            "of a batch at once, in a Dataset with __getitems__ or without a DataLoader."
         )
     elif need.crowded or (row.num_workers is not None and need.workers <= row.num_workers):
         new = old

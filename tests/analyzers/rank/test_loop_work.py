@@ -70,6 +70,17 @@ def test_loading_communication_and_evaluations_are_not(often: bool) -> None:
     assert parts[BETWEEN].forwards[1] == often
 
 
+def test_a_pause_is_no_work_of_the_few_operators_beside_it() -> None:
+    """Between two operators of 30 µs the thread runs Python for 2 ms."""
+    builder, now = TraceBuilder(), 0
+    for step in range(STEPS):
+        begin = now
+        builder.op("aten::select", now, now + 30_000).op("aten::slice", now + 2_030_000, now + 2_060_000)
+        now = trained(builder, now + 2_060_000)
+        builder.step(step, begin, now)
+    assert found(builder)[BETWEEN].took_ns[1] == 60_000
+
+
 def test_on_a_device_it_is_what_the_loop_launches() -> None:
     """From the begin of its first kernel to the end of its last, in each stretch: 180 µs."""
     builder, now = TraceBuilder(), 0

@@ -81,6 +81,18 @@ def test_does_not_ask_for_more_workers_than_cores():
     assert "all that the cores allow" in finding.action.how
 
 
+@pytest.mark.parametrize(("batch_us", "quick"), [(300, True), (700, False)])
+def test_batches_that_are_made_as_quickly_as_a_worker_hands_them_over(batch_us: float, quick: bool) -> None:
+    """20 in each step of 100 ms block it for 6 ms or 14."""
+    case = starved(20 * batch_us, batch_us=batch_us)
+    rows = tuple(replace(row, batches_per_step=20.0) for row in case.summary.dataloader)
+    finding = dataloader_workers.evaluate(changed(case, dataloader=rows))
+    assert finding is not None
+    assert (finding.action.new == finding.action.old == "0") is quick
+    assert ("workers bring little, or slow the loop down" in finding.action.how) is quick
+    assert (not finding.whatif) is quick
+
+
 def test_reports_when_the_cores_are_the_limit_already():
     finding = dataloader_workers.evaluate(starved(50_000, workers=2, batch_us=190_000, cores=2))
     assert finding is not None
