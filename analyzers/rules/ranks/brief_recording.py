@@ -3,7 +3,7 @@ of one that is shared, for tenths of a second.
 
 All operators of such a rank take longer alike, for the same work. A rank that does something of its own, sleeps, or
 waits for a core is slow by that, and where unprofiled steps show that its thread runs longer in them, too, it is slow
-in these as well.
+in these as well. Nor is a rank slow that was late in the first steps alone, right behind the profiler's start.
 """
 
 from __future__ import annotations
@@ -28,6 +28,23 @@ DOUBT: Final = (
     "The recording is {took} long. On CPUs another program may have used a core meanwhile, which nothing in it shows: "
     "record more steps (perfscope run --active 50) before you look for a cause."
 )
+
+
+_FIRST: Final = 2
+_OF_STEPS: Final = 1 / 3
+"""So many first steps at most, and such a share of all of them, may be late because the profiler has just started."""
+
+AT_THE_START: Final = (
+    "Only the first of the recorded steps show it, right behind the profiler's start: record again (perfscope run "
+    "--warmup 5) before you look for a cause."
+)
+
+
+def is_at_the_start(job: RuleContext, row: StragglerRow) -> bool:
+    """Does a rank delay the job in the first of the recorded steps alone?"""
+    late, used = row.longest_steps or row.steps, job.info.steps
+    few = 0 < len(late) <= min(_FIRST, _OF_STEPS * len(used))
+    return few and row.scope == "rank" and {row.cause, *row.causes} <= _RUNNING and late == used[: len(late)]
 
 
 def may_be_the_machine(job: RuleContext, row: StragglerRow) -> bool:

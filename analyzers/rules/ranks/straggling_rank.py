@@ -18,7 +18,7 @@ from perfscope.analyzers.rules.context import RuleContext, known
 from perfscope.analyzers.rules.host import cpu_oversubscription, garbage_collection, recompilation
 from perfscope.analyzers.rules.loading import dataloader_workers
 from perfscope.analyzers.rules.ranks import imbalanced_work
-from perfscope.analyzers.rules.ranks.brief_recording import doubt, may_be_the_machine
+from perfscope.analyzers.rules.ranks.brief_recording import AT_THE_START, doubt, is_at_the_start, may_be_the_machine
 from perfscope.analyzers.rules.ranks.paused_in import most_over_others, paused_in
 from perfscope.analyzers.rules.ranks.remedies import (
     WAITS,
@@ -128,7 +128,7 @@ def evaluate(job: RuleContext) -> Finding | None:
     if work is not None and work - 1 >= max(MORE_WORK, _EXPLAINED * (_compute_over_peers(job, worst) - 1)):
         return _with_more_work(job, worst, work)
     unsure, accident = _doubts(job, worst), _may_be_accident(job, worst)
-    if (accident or may_be_the_machine(job, worst)) and worst.lost_us < BEYOND_NOISE * job.step_time_us:
+    if (accident or is_in_doubt(job)) and worst.lost_us < BEYOND_NOISE * job.step_time_us:
         return None
     prediction = None if accident else worst.step_without(job.step_time_us)
     if prediction is not None and (unsure or (job.info.missing_ranks and worst.scope != "host")):
@@ -151,9 +151,9 @@ def evaluate(job: RuleContext) -> Finding | None:
 
 
 def is_in_doubt(job: RuleContext) -> bool:
-    """May the machine have been what made the worst straggler slow, for as long as it was recorded?"""
+    """May the machine, or the profiler's start, have been what made the worst straggler slow?"""
     worst = told(job)
-    return worst is not None and may_be_the_machine(job, worst)
+    return worst is not None and (may_be_the_machine(job, worst) or is_at_the_start(job, worst))
 
 
 def _confidence(job: RuleContext, worst: StragglerRow, *, unsure: bool) -> Confidence:
@@ -236,6 +236,8 @@ def _doubts(job: RuleContext, worst: StragglerRow) -> tuple[str, ...]:
         return (_AS_LONG,)
     if may_be_the_machine(job, worst) and not _may_be_accident(job, worst):
         return (doubt(job),)
+    if is_at_the_start(job, worst):
+        return (AT_THE_START,)
     return (_FEW_BATCHES,) if _waited_in_few_steps(job, worst) else ()
 
 

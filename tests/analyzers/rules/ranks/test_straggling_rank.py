@@ -654,6 +654,22 @@ def test_what_all_operators_take_longer_in_half_a_second_may_be_the_machine(
         assert "The recording is 600 ms long. On CPUs another program may have used a core" in finding.action.how
 
 
+@pytest.mark.parametrize(
+    ("late", "share", "confidence"),
+    [((4,), 0.13, None), ((4, 5), 0.2, "low"), ((5, 6), 0.2, "medium"), ((4, 5, 6), 0.2, "medium")],
+    ids=["the first", "the first two, by much", "others", "three"],
+)
+def test_a_rank_that_is_late_right_behind_the_profilers_start(
+    late: tuple[int, ...], share: float, confidence: str | None
+) -> None:
+    slow = replace(SLOW, cause="host", lost_us=share * 1e5, steps=late, pattern="intermittent", share_of_steps=0.25)
+    finding = straggling_rank.evaluate(on_cpus(slow, LONG, other_steps=True))
+    assert (None if finding is None else finding.confidence.value) == confidence
+    if confidence == "low":
+        assert finding is not None
+        assert "right behind the profiler's start" in finding.action.how
+
+
 @pytest.mark.parametrize("own", ["an operator", "work", "a pause", "waits for a core"])
 def test_a_rank_that_does_something_of_its_own_is_slow_by_that(own: str) -> None:
     cause = "host" if own == "a pause" else "compute"
