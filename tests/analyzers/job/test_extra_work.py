@@ -24,12 +24,13 @@ def rank(*took_ms: float, name: str = "hooks") -> Any:
     ("ranks", "us"),
     [
         ([rank(10, 20), rank(14, 16)], 15_000.0),
+        ([rank(10), rank(20)], 15_000.0),
         ([rank(19, 19), rank(0.2, 0.4)], 300.0),
         ([rank(10), rank(30), rank(20)], 20_000.0),
-        ([rank(10), rank(), rank(20)], 10_000.0),
+        ([rank(10), rank(), rank(20)], 15_000.0),
         ([rank(10), rank()], None),
     ],
-    ids=["alike", "one of two alone", "three", "two of three", "half of them"],
+    ids=["alike", "unlike", "one of two alone", "three", "two of three", "half of them"],
 )
 def test_what_most_ranks_do_counts(ranks: list[Any], us: float | None) -> None:
     result: Any = SimpleNamespace(partials=dict(enumerate(ranks)), steps=(4, 5))

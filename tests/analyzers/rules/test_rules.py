@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from perfscope.analyzers.job.extra_work import LoopWorkCost
 from perfscope.analyzers.job.tables.syncs import SyncRow
 from perfscope.analyzers.rules import as_sure_as_findings, evaluate, unprofiled
+from perfscope.analyzers.rules.compute import loop_work
 from perfscope.analyzers.rules.host import host_syncs
 from perfscope.analyzers.rules.loading import dataloader_workers
 from perfscope.analyzers.rules.ranks import straggling_rank
@@ -138,6 +140,14 @@ def test_what_the_profiler_makes_no_longer_is_a_larger_share_without_it(unprofil
     assert finding.rule == dataloader_workers.RULE
     assert finding.ceiling is not None
     assert case.info.step_us / (1 + finding.ceiling) == pytest.approx(least_us)
+
+
+def test_of_small_operators_a_part_is_the_profilers():
+    """Loops take 40 of 100 ms; of 64 without the profiler between 25.6, the same share, and 40: 32."""
+    loops = LoopWorkCost("loops of the model", 40_000.0, 0.0, ("aten::select",), of_model=True)
+    case = context(breakdown(0), loop_work=(loops,), unprofiled_step_us=64_000.0)
+    (finding,) = unprofiled((loop_work.evaluate(case),), case)
+    assert finding.ceiling == pytest.approx(64 / 32 - 1)
 
 
 @pytest.mark.parametrize(("saved", "shown"), [(0.3, True), (0.006, True), (0.004, False), (0.0, False), (-0.2, False)])
