@@ -107,6 +107,12 @@ class OperatorRow:
         tuple[str, ...], "Modules whose compiled code calls it; empty where none does or it is not known."
     ] = ()
     lines: Annotated[tuple[str, ...], "``file:line`` of what that compiled code computes, at most 12."] = ()
+    called_by: Annotated[
+        str, "The outermost operator around most of its time, of the costliest operators; empty where there is none."
+    ] = ""
+    function: Annotated[
+        str, "The script's own Python function around most of its time, where stacks are recorded; empty otherwise."
+    ] = ""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,6 +9,7 @@ from perfscope.analyzers.rank.attribution import Attribution
 from perfscope.analyzers.rank.launches import DeviceWork
 from perfscope.analyzers.rank.nesting import Nested
 from perfscope.analyzers.rank.steps import Steps
+from perfscope.analyzers.rank.work.callers import callers
 from perfscope.analyzers.rank.work.flops import product_type
 from perfscope.analyzers.rank.work.kernel_times import ClassedWork
 from perfscope.analyzers.rank.work.per_step import amounts, heaviest, lines_of, sums
@@ -49,7 +50,9 @@ def operator_times(
     names, line[is_listed] = lines_of(
         trace.name[operators.row[is_listed]], cost[is_listed], trace.strings.__getitem__, OTHER_OPERATORS
     )
-    del cost
+    heavy = np.where(is_listed, cost, 0)
+    called_by, function = callers(trace, operators, line, heavy.astype(np.int64))
+    del cost, heavy
     lines = len(names)
     counted = _counted(trace, work, attribution, classed, host_step)
     flops_line, position = np.unique(line[counted.place], return_inverse=True)
@@ -67,6 +70,8 @@ def operator_times(
         flops_line=flops_line,
         flops=amounts(position, counted.step, len(flops_line), len(steps), counted.flops),
         flops_ns=sums(position, counted.step, len(flops_line), len(steps), counted.length_ns),
+        called_by=called_by,
+        function=function,
     )
 
 

@@ -84,6 +84,10 @@ class OperatorTimes(_NamedLines):
     flops_line: Int64
     flops: Float64
     flops_ns: Int64
+    called_by: tuple[str, ...] = ()
+    """Of the first lines: the outermost operator around most of its time; empty where there is none."""
+    function: tuple[str, ...] = ()
+    """And the script's innermost Python function around it; empty, and no line at all, where stacks do not tell."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
+from perfscope.analyzers.losses import host_work
 from perfscope.analyzers.rank.kernel_classes import COPY, OTHER, REDUCTION
 from perfscope.analyzers.rank.time_breakdown import NOT_COMPUTE
 from perfscope.analyzers.rules.compute.filled_tensors import FILLING
@@ -36,13 +37,14 @@ def evaluate(job: RuleContext) -> Finding | None:
     calls = count_per_step(worst.count_per_step)
     return job.finding(
         RULE,
-        f"{worst.name} takes {job.share(took_us):.0%} of the step ({calls} call{'' if calls == '1' else 's'} per step)",
+        f"{worst.name} takes {job.share(took_us):.0%} of the step ({calls} call{'' if calls == '1' else 's'} per step"
+        f"{f', within {worst.called_by}' if worst.called_by else ''})",
         took_us,
         evidence=(
             Evidence(f"{worst.name} itself, per step", took_us, "us", job.ranks),
             Evidence("its calls per step", worst.count_per_step, ranks=job.ranks),
         ),
-        action=Action(setting=worst.name, old=None, new=None, how=f"{_how(worst.name)}\n{_where(job, worst)}"),
+        action=Action(setting=worst.name, old=None, new=None, how=f"{_how(worst)}\n{_where(job, worst)}"),
         confidence=job.confidence(Confidence.MEDIUM),
     )
 
@@ -52,14 +54,21 @@ def _may_be(row: OperatorRow) -> bool:
     return bool(named) and row.operator_class in _CLASSES
 
 
-def _how(name: str) -> str:
-    return next((how for pattern, how in _KNOWN if pattern.search(name)), _ANY)
+def _how(row: OperatorRow) -> str:
+    if _STATISTICS.search(row.called_by or row.name):
+        return _WATCHED
+    return next((how for pattern, how in _KNOWN if pattern.search(row.name)), _ANY)
 
 
 def _where(job: RuleContext, row: OperatorRow) -> str:
     """Where it is called, as far as that is known."""
+    within = f"{row.called_by} calls it" if row.called_by else "It is called"
+    if row.function:
+        return f"{within}{',' if row.called_by else ''} in {host_work(row.function)}."
     if row.lines:
-        return f"It is called in {', '.join(row.lines)}."
+        return f"{within}{',' if row.called_by else ''} in {', '.join(row.lines)}."
+    if row.called_by:
+        return f"{within}."
     return f"Stacks ({'perfscope run --stacks' if job.info.command else 'with_stack=True'}) show where it is called."
 
 
@@ -71,6 +80,11 @@ _TOPK: Final = """
 scores = torch.rand(4, 384)
 values, index = torch.topk(scores, k=8)  # not torch.sort(scores), of which 8 are used
 """
+_STATISTICS: Final = re.compile(r"::(?:nan)?(?:quantile|median|kthvalue|mode|histc|histogram\w*|bincount)$")
+_WATCHED: Final = (
+    "Such statistics are mostly for a log: take them in fewer steps, or of a sample of the values.\n"
+    + code("python", "if step % 100 == 0:\n    spread = torch.quantile(torch.rand(1000), 0.99).item()")
+)
 _ORDERED: Final = "Order no more than is needed: the largest few of each row take a fraction of the time.\n" + code(
     "python", _TOPK.strip()
 )
@@ -90,9 +104,9 @@ _DRAWN: Final = (
     "a DataLoader."
 )
 _KNOWN: Final = (
-    (re.compile(r"sort|topk|kthvalue|median|quantile"), _ORDERED),
+    (re.compile(r"sort|topk"), _ORDERED),
     (re.compile(r"copy_|clone|contiguous|_to_copy|::to$"), _COPIED),
-    (re.compile(r"unique|nonzero|masked_select|bincount|histc"), _COUNTED),
+    (re.compile(r"unique|nonzero|masked_select"), _COUNTED),
     (re.compile(r"index|gather|scatter|take"), _INDEXED),
     (re.compile(r"::(cat|stack|hstack|vstack)$"), _JOINED),
     (re.compile(r"normal|uniform|rand|bernoulli|multinomial|exponential|poisson"), _DRAWN),

@@ -34,6 +34,7 @@ def found(*rows: OperatorRow, **others: Any) -> Finding | None:
         ("aten::sort", "reduction", "torch.topk(scores, k=8)"),
         ("aten::copy_", "copy", ".double(), .float(), .half()"),
         ("aten::_unique2", "other", "depends on the data"),
+        ("aten::histc", "other", "mostly for a log"),
         ("aten::index_put_", "other", "Sorted indices"),
         ("aten::cat", "copy", "made once, instead of joining parts"),
         ("aten::normal_", "other", "Draw random numbers"),
@@ -47,6 +48,14 @@ def test_it_is_named_with_what_else_would_do(name: str, kind: str, how: str) -> 
     assert how in finding.action.how
     assert "perfscope run --stacks" in finding.action.how or "with_stack=True" in finding.action.how
     assert finding.gain(STEP_US) == pytest.approx(1 / 0.7 - 1)
+
+
+def test_who_calls_it_is_told() -> None:
+    finding = found(operator("aten::sort", 0.3, "reduction", called_by="aten::quantile", function="train.py(11): hook"))
+    assert finding is not None
+    assert finding.title == "aten::sort takes 30% of the step (1 call per step, within aten::quantile)"
+    assert "mostly for a log" in finding.action.how
+    assert finding.action.how.endswith("aten::quantile calls it, in hook (train.py:11).")
 
 
 def test_on_devices_their_work_counts_and_known_lines_are_told() -> None:
