@@ -20,7 +20,7 @@ from perfscope.analyzers.job.blocks import us
 from perfscope.analyzers.job.collectives.cost_model import cost_rows
 from perfscope.analyzers.job.collectives.of_backward import reduced_in_backward_per_step
 from perfscope.analyzers.job.collectives.of_layers import rows_of_layers
-from perfscope.analyzers.job.collectives.of_loop import averaged_per_step, calls_per_step
+from perfscope.analyzers.job.collectives.of_loop import averaged_per_step, calls_per_step, places_of_calls
 from perfscope.analyzers.job.collectives.table import collective_rows
 from perfscope.analyzers.job.critical_path import critical_path
 from perfscope.analyzers.job.extra_work import extra_cost, loop_costs, loop_work_costs
@@ -161,6 +161,7 @@ def summarize(
             loops=loop_costs(result),
             loop_work=loop_work_costs(result),
             loop_collectives=calls_per_step(result.partials, result.matched, len(result.steps)),
+            loop_places=places_of_calls(result.partials, result.matched),
             slow_transfers=slow_transfer_steps(result),
             averaged=averaged_per_step(result.partials, result.matched, len(result.steps)),
             reduced_in_backward=reduced_in_backward_per_step(result.partials, result.matched, len(result.steps)),

@@ -9,6 +9,7 @@ from typing import Final
 import numpy as np
 
 from perfscope.analyzers.rank.attribution import Attribution, attribute
+from perfscope.analyzers.rank.collectives.autograd import operators_of_model
 from perfscope.analyzers.rank.collectives.collectives import Collectives
 from perfscope.analyzers.rank.collectives.host import on_host
 from perfscope.analyzers.rank.collectives.kernels import on_device
@@ -38,7 +39,7 @@ from perfscope.analyzers.rank.implied.waits import with_implied_waits
 from perfscope.analyzers.rank.intervals import Intervals
 from perfscope.analyzers.rank.lanes import ranges_by_name, rank_lanes
 from perfscope.analyzers.rank.launches import DeviceWork, device_work
-from perfscope.analyzers.rank.loop_phases import AUTOGRAD, DDP_FORWARD
+from perfscope.analyzers.rank.loop_phases import AUTOGRAD, DDP_FORWARD, STRETCHES
 from perfscope.analyzers.rank.memory import rank_memory
 from perfscope.analyzers.rank.partial import Loading, RankPartial
 from perfscope.analyzers.rank.passes import find_passes
@@ -196,8 +197,9 @@ def _collectives(
     """Communication kernels where the rank has device work, the backend's host ranges otherwise."""
     raw = on_device(trace, work) if len(work) else on_host(trace)
     again = attribution.recomputing
-    between = host.between.subtract(host.named.get(SAVING, Intervals.empty()))
-    return raw.collectives(steps, between, Intervals.of(again.start_ns, again.end_ns))
+    saving, of_model = host.named.get(SAVING, Intervals.empty()), operators_of_model(trace, host.threads)
+    stretches = [host.stretches[name].subtract(saving).subtract(of_model) for name in STRETCHES]
+    return raw.collectives(steps, host.between.subtract(saving), stretches, Intervals.of(again.start_ns, again.end_ns))
 
 
 def _tables(

@@ -10,7 +10,7 @@ import numpy as np
 from perfscope.analyzers.rank.intervals import Intervals
 from perfscope.analyzers.rank.kernel_classes import EMBEDDING, PRODUCTS, class_of_kernel, class_of_operator
 from perfscope.analyzers.rank.launches import GRAPH_LAUNCH, DeviceWork, blocking_calls
-from perfscope.analyzers.rank.loop_phases import AUTOGRAD, DDP_FORWARD, LOOP, OPTIMIZER_RANGE, by_phase
+from perfscope.analyzers.rank.loop_phases import AUTOGRAD, DDP_FORWARD, LOOP, OPTIMIZER_RANGE, by_phase, stretches
 from perfscope.analyzers.rank.pauses import PAUSE_NS, by_function, by_range, find_pauses
 from perfscope.frozen import dataclass
 from perfscope.recording.vocabulary import (
@@ -135,6 +135,9 @@ class HostActivity:
     its end from a step that is last. Where no range marks forwards, each stretch ends sooner: where a batch is taken, a
     step begins, gradients are thrown away, or the model begins to compute.
     """
+    stretches: dict[str, Intervals]
+    """Others in which the training loop calls collectives for itself (``loop_phases.stretches``), but for evaluations.
+    """
     threads: Int64
     """Indices of the training threads: the main one, autograd's, and those that launch device work."""
 
@@ -193,6 +196,9 @@ def host_activity(trace: Trace, work: DeviceWork) -> HostActivity:
         named={**{name: part.subtract(Intervals.empty().union(*short)) for name, part in functions.items()}, **named},
         searching=Intervals.of_rows(trace, trace.rows(Category.CPU_OP, named=SEARCH.__eq__, threads=threads)),
         between=between,
+        stretches={
+            name: part.subtract(named[EVALUATING]).subtract(between) for name, part in stretches(trace, threads).items()
+        },
         threads=threads,
     )
 

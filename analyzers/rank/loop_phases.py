@@ -11,7 +11,7 @@ from perfscope.analyzers.rank.intervals import Intervals
 from perfscope.recording.vocabulary import BACKWARD as BACKWARD_RANGE
 from perfscope.recording.vocabulary import FORWARD as FORWARD_RANGE
 from perfscope.recording.vocabulary import OPTIMIZER
-from perfscope.trace.trace import Category, Int64, Trace
+from perfscope.trace.trace import NEVER, Category, Int64, Trace
 
 IN_FORWARD: Final = "the forward"
 IN_BACKWARD: Final = "the backward"
@@ -42,6 +42,14 @@ LOOP: Final = "the loop between "
 
 OF_BATCH: Final = "the preparation of the batch"
 """Between the arrival of a batch and the forward: augmentation, for example."""
+
+BEFORE_BACKWARD: Final = "between forward and backward"
+BETWEEN_BATCHES: Final = "between backward and forward"
+BEFORE_OPTIMIZER: Final = "between backward and optimizer"
+"""Stretches of a step beside :data:`IN_FORWARD`, in which the training loop may call collectives for itself."""
+
+STRETCHES: Final = (IN_FORWARD, BEFORE_BACKWARD, BETWEEN_BATCHES, BEFORE_OPTIMIZER)
+"""Names of what ``stretches`` finds."""
 
 ELSEWHERE: Final = "the rest of the step"
 """What lies in no phase, and between no two that are known."""
@@ -82,8 +90,7 @@ def split(trace: Trace, stretch: Intervals, threads: Int64) -> dict[str, Interva
     """All of ``stretch`` by the names of ``by_phase``, and what has none as :data:`ELSEWHERE`. Where no range marks
     backwards, each lasts from autograd's first function to its last.
     """
-    forward, backward, optimizer = (_ranges(trace, pattern, threads) for pattern in _RANGES.values())
-    backward = backward if len(backward) else _backwards(trace, threads, forward.union(optimizer))
+    forward, backward, optimizer = _phases(trace, threads)
     found = _by_phase(stretch, dict(zip(_RANGES, (forward, backward, optimizer), strict=True)))
     rest = stretch.subtract(Intervals.empty().union(*found.values()))
     return found | ({ELSEWHERE: rest} if len(rest) else {})
@@ -93,12 +100,48 @@ def outside_the_model(trace: Trace, threads: Int64) -> dict[str, Intervals]:
     """The time of the optimizer's step and of the loop between two phases, by the names of ``by_phase``. Where no range
     marks backwards, each lasts from autograd's first function to its last.
     """
-    forward, backward, optimizer = (_ranges(trace, pattern, threads) for pattern in _RANGES.values())
-    backward = backward if len(backward) else _backwards(trace, threads, forward.union(optimizer))
+    forward, backward, optimizer = _phases(trace, threads)
     gaps = _gaps([forward, backward, optimizer])
     found = {IN_OPTIMIZER: optimizer.subtract(forward.union(backward))}
     found |= {name: part for name, part in gaps.items() if name.startswith((LOOP, IN_OPTIMIZER))}
     return {name: part for name, part in found.items() if len(part)}
+
+
+def stretches(trace: Trace, threads: Int64) -> dict[str, Intervals]:
+    """The forwards, and the stretches between a forward and its backward, between a backward and the next micro-batch's
+    forward without a step of the optimizer in between, and between a backward and the optimizer's step. Such a step may
+    enclose the forward and the backward, as where it calls a closure. Where no range marks backwards, each lasts from
+    autograd's first function to its last.
+    """
+    forward, backward, optimizer = _phases(trace, threads)
+    forward = forward.subtract(backward)  # one that runs again
+    start = np.concatenate((forward.start_ns, backward.start_ns, [-NEVER]))
+    end = np.concatenate((forward.end_ns, backward.end_ns, [-NEVER]))
+    is_backward = np.arange(len(start)) >= len(forward)
+    order = np.argsort(start, kind="stable")
+    start, end, is_backward = start[order], np.maximum.accumulate(end[order]), is_backward[order]
+    begin, until, after, last = end[:-1], start[1:], is_backward[:-1], np.arange(1, len(start)) == len(start) - 1
+    edges = np.sort(np.concatenate((optimizer.start_ns, optimizer.end_ns)))
+    first = np.searchsorted(edges, begin)
+    stepped = first < np.searchsorted(edges, until)
+    steps_ns = np.append(edges, -NEVER)[first]
+    begins = stepped & np.isin(steps_ns, optimizer.start_ns)
+    apart = (until > begin) & ~last
+    before = apart & ~after & is_backward[1:] & ~stepped
+    batches = apart & after & ~is_backward[1:] & ~stepped & (len(edges) > 0)
+    return {
+        IN_FORWARD: forward,
+        BEFORE_BACKWARD: Intervals.of(begin[before], until[before]),
+        BETWEEN_BATCHES: Intervals.of(begin[batches], until[batches]),
+        BEFORE_OPTIMIZER: Intervals.of(begin[after & begins], steps_ns[after & begins]),
+    }
+
+
+def _phases(trace: Trace, threads: Int64) -> tuple[Intervals, Intervals, Intervals]:
+    """Forwards, backwards and steps of the optimizer."""
+    forward, backward, optimizer = (_ranges(trace, pattern, threads) for pattern in _RANGES.values())
+    backward = backward if len(backward) else _backwards(trace, threads, forward.union(optimizer))
+    return forward, backward, optimizer
 
 
 def _backwards(trace: Trace, threads: Int64, others: Intervals) -> Intervals:

@@ -89,7 +89,9 @@ class RuleContext:
     loop_work: tuple[LoopWorkCost, ...] = ()
     """What the training loop computes beside the training, by its part, the costliest first."""
     loop_collectives: Mapping[str, float] = field(default_factory=dict)
-    """Small collectives per step between the optimizer's step and the next forward, by kind."""
+    """Small collectives per step that the training loop calls for itself, by kind."""
+    loop_places: tuple[str, ...] = ()
+    """When it calls them, as in ``job.collectives.of_loop``."""
     slow_transfers: Mapping[int, float] = field(default_factory=dict)
     """Number of each used step whose transfers are slow -> how many times as long they take as in most steps."""
     averaged: float = 0.0

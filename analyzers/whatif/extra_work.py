@@ -154,9 +154,7 @@ def _no_collectives(schedules: EditableSchedules, _: Context, name: str, value: 
         raise BadSetting(f"{name}={value}: write 0; the recording does not show what more of them would take")
     called = {rank_op for rank_op in schedules.issued() if rank_op.collective.of_loop}
     if not called:
-        raise CannotReplay(
-            f"{name}: no small collectives are recorded between the optimizer's step and the next forward"
-        )
+        raise CannotReplay(f"{name}: no small collectives are recorded that the training loop calls for itself")
     schedules.without(called)
     return Uncertainty(less=0.25, more=0.50)
 
@@ -211,6 +209,6 @@ SETTINGS = (
             _all_used, -1, with_hosts=True, of_host_work=True),
     Setting("batch_norm.sync", "false", "BatchNorm instead of SyncBatchNorm: each rank has its own statistics",
             _each_its_statistics, 1, with_hosts=True),
-    Setting("loop.collectives", "0", "no small collectives between the optimizer's step and the next forward: metrics, "
-            "barriers", _no_collectives, 1, with_hosts=True),
+    Setting("loop.collectives", "0", "no small collectives of the training loop itself: metrics, barriers",
+            _no_collectives, 1, with_hosts=True),
 )  # fmt: skip

@@ -188,6 +188,9 @@ class Job:
     """What DDP's search for unused parameters takes the host after each forward; 0: it does not search."""
     metrics: int = 0
     """All-reduces of one number after each optimizer step, each waited for on the compute stream."""
+    metrics_in: str = "step"
+    """Where else: in each ``forward``, before each ``backward``, or after each micro-``batch``, of the last one after
+    the optimizer's step."""
     metrics_read: bool = False
     """The host reads each of them right after."""
     norms: str = ""

@@ -58,14 +58,17 @@ class Script:
                 rank.micro = micro
                 yield from batches.draw()
                 yield from self._forward(micro)
+                yield from self._metrics("backward")
                 with rank.range("backward"):
                     yield from self._backward()
+                if micro < job.microbatches - 1:
+                    yield from self._metrics("batch")
         if self.by_hand is not None and not job.averages and not job.in_hooks:
             yield from self.by_hand.reduce()
         yield from self._optimizer()
         if self.by_hand is not None and job.averages:
             yield from self.by_hand.reduce()
-        yield from self._metrics()
+        yield from self._metrics("step", "batch")
         if job.item_every and step % job.item_every == 0:
             yield from rank.item()
             rank.spend(30_000)
@@ -73,12 +76,13 @@ class Script:
             if (step + 1 - cause.offset) % cause.every == 0:
                 self._pause(cause)
 
-    def _metrics(self) -> Waits:
-        """``for value in metrics: dist.all_reduce(value)``."""
+    def _metrics(self, *places: str) -> Waits:
+        """``for value in metrics: dist.all_reduce(value)``, if it is to be in one of these places."""
         rank = self.rank
-        for number in range(rank.job.metrics):
+        for number in range(rank.job.metrics if rank.job.metrics_in in places else 0):
             rank.spend(rank.job.cpu.python_ns)
-            work = yield from collective(rank, rank.communicators["world"], Issue("allreduce", 1, 4), f"metric{number}")
+            label = f"metric{number}.{rank.micro}"
+            work = yield from collective(rank, rank.communicators["world"], Issue("allreduce", 1, 4), label)
             rank.depend([work])
             if rank.job.metrics_read:
                 yield from rank.item()
@@ -109,6 +113,7 @@ class Script:
                 yield from layers.forward(rank, unit)
                 yield from all_reduce_activations(rank, f"forward{unit}")
                 yield from norm(rank, unit)
+            yield from self._metrics("forward")
             if job.search_ns and job.strategy == "ddp":
                 with rank.operator("torch.distributed.ddp.reducer::search_unused_parameters"):
                     rank.spend(job.search_ns)

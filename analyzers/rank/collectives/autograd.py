@@ -23,6 +23,11 @@ _SYNCHRONIZED_NORM: Final = re.compile("SyncBatch[Nn]orm(Function)?(Backward)?$"
 
 _OPTIMIZER: Final = re.compile("Optimizer.step#")
 
+_OF_MODEL: Final = re.compile(r"(?!record_param_comms$)\w+$|_c10d_functional|Torch-Compiled Region")
+"""Operators in whose forward the model communicates for itself: autograd functions, whose names are those of Python
+classes, functional collectives, and compiled code.
+"""
+
 
 def in_backward(trace: Trace, issued_ns: Int64, calls: Int64 | None = None) -> Bool:
     """Whether each collective was issued in a backward, by the host time of its issue (NONE: not known, False) and the
@@ -40,6 +45,11 @@ def in_parameters(trace: Trace, issued_ns: Int64) -> Bool:
     """Whether each collective was issued in autograd's function of a parameter, by the host time of its issue."""
     rows = trace.rows(Category.CPU_OP, named=OF_PARAMETER.__eq__)
     return np.asarray(Intervals.of_rows(trace, rows).covers(issued_ns) & (issued_ns != NONE), dtype=np.bool_)
+
+
+def operators_of_model(trace: Trace, threads: Int64) -> Intervals:
+    """When operators run on these threads that communicate because the model needs it."""
+    return Intervals.of_rows(trace, trace.rows(Category.CPU_OP, named=_OF_MODEL.match, threads=threads))
 
 
 def in_norms(trace: Trace, issued_ns: Int64) -> Bool:

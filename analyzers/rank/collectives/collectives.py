@@ -84,11 +84,14 @@ class Collectives:
     ``sequence`` is the sequence number within the group (NONE: not recorded); ``step`` the index of the step in whose
     host window the collective was issued (-1: outside all); ``backward``, whether autograd issued it, and
     ``after_backward``, whether the host issued it between the last of autograd's functions of the step and the
-    optimizer's step (both False where the recording has none of these functions); ``of_layers``, whether a layer needs
-    it for what it computes, and is no gradient of a parameter, ``of_norms``, whether that layer is a synchronized batch
-    normalization; ``between``, whether the host issued it after the optimizer's step and before the next forward (False
-    where nothing marks these); ``again``, whether it did in a forward that runs again in the backward. ``messages``
-    describe those that are point to point; on the host these start when the operator that issued them starts.
+    optimizer's step (both False where the recording has none of these functions); ``of_layers``, whether a layer
+    needs it for what it computes, and is no gradient of a parameter, ``of_norms``, whether that layer is a
+    synchronized batch normalization; ``between``, whether the host issued it after the optimizer's step and before
+    the next forward (False where nothing marks these); ``stretch``, the place in ``loop_phases.STRETCHES``
+    of that in which the host issued it, and in no operator of the model's such as an autograd function (NONE: none of
+    them, or not known);
+    ``again``, whether it did in a forward that runs again in the backward. ``messages`` describe those that are point
+    to point; on the host these start when the operator that issued them starts.
     """
 
     start_ns: Int64
@@ -106,6 +109,7 @@ class Collectives:
     of_layers: Bool
     of_norms: Bool
     between: Bool
+    stretch: Int64
     again: Bool
     groups: tuple[Group, ...]
     kinds: tuple[str, ...]

@@ -64,9 +64,11 @@ class RawCollectives:
         beside = np.array([way in reduced for way in ways] or [False], dtype=np.bool_)[self.key]
         return np.asarray(self.in_norms | (beside & self.backward & ~self.in_parameters), dtype=np.bool_)
 
-    def collectives(self, steps: Steps, between: Intervals, again: Intervals) -> Collectives:
+    def collectives(
+        self, steps: Steps, between: Intervals, stretches: Sequence[Intervals], again: Intervals
+    ) -> Collectives:
         """The same events in order of start, with a table for each label. ``between``: as in ``HostActivity``;
-        ``again``: when the host runs a forward again.
+        ``stretches``: when an issue counts for each of ``STRETCHES``; ``again``: when the host runs a forward again.
         """
         order = np.lexsort((self.end_ns, self.start_ns))
         place = np.empty(len(order), dtype=np.int64)
@@ -97,6 +99,7 @@ class RawCollectives:
             of_layers=self._of_layers()[order],
             of_norms=self.in_norms[order],
             between=between.covers(issued) & (issued != NONE),
+            stretch=_which(stretches, issued),
             again=again.covers(issued) & (issued != NONE),
             groups=groups,
             kinds=kinds,
@@ -106,6 +109,14 @@ class RawCollectives:
             ),
             on_host=self.on_host,
         )
+
+
+def _which(stretches: Sequence[Intervals], issued_ns: Int64) -> Int64:
+    """The place of the one that covers each time; NONE where none does."""
+    found = np.full(len(issued_ns), NONE, dtype=np.int64)
+    for place, stretch in enumerate(stretches):
+        found[stretch.covers(issued_ns) & (issued_ns != NONE)] = place
+    return found
 
 
 def listed_groups(trace: Trace) -> dict[str, Group]:

@@ -16,6 +16,7 @@ from perfscope.analyzers.rank.host_activity import HostActivity
 from perfscope.analyzers.rank.idle import idle_by_sync
 from perfscope.analyzers.rank.intervals import Intervals
 from perfscope.analyzers.rank.launches import DeviceWork
+from perfscope.analyzers.rank.loop_phases import BETWEEN_BATCHES
 from perfscope.analyzers.rank.nesting import Nested, taken
 from perfscope.analyzers.rank.steps import Steps
 from perfscope.analyzers.rank.timeline import Timeline
@@ -139,12 +140,14 @@ def sync_times(
 
 def _reads_of_loop(trace: Trace, work: DeviceWork, host: HostActivity, attribution: Attribution, row: Int64) -> Bool:
     """Which blocking calls read what a collective brings that the training loop calls between the optimizer's step and
-    the next forward: the first read after each. What it reads later it may have had without.
+    the next forward, or between two micro-batches: the first read after each. What it reads later it may have had
+    without.
 
     Calls of one operator are one read: a copy to the host, and the wait for it.
     """
     launches = work.launch[attribution.is_communication & (work.launch != NONE)]
-    begins, start = host.between.start_ns, trace.start_ns[row]
+    loop, start = host.between.union(host.stretches[BETWEEN_BATCHES]), trace.start_ns[row]
+    begins = loop.start_ns
     if len(launches) == 0 or len(begins) == 0 or len(row) == 0:
         return np.zeros(len(row), dtype=np.bool_)
     issued = np.sort(trace.start_ns[launches])
@@ -155,4 +158,4 @@ def _reads_of_loop(trace: Trace, work: DeviceWork, host: HostActivity, attributi
     another = np.append(True, (around[1:] != around[:-1]) | (around[1:] == NONE))
     first = np.maximum.accumulate(np.where(another, np.arange(len(calls)), 0))[np.searchsorted(called, start)]
     is_first = (first == 0) | (called[np.maximum(first - 1, 0)] < last)
-    return np.asarray(host.between.covers(start) & (since <= last) & (last < start) & is_first)
+    return np.asarray(loop.covers(start) & (since <= last) & (last < start) & is_first)

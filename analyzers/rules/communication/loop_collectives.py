@@ -2,8 +2,7 @@
 
 Metrics that are reduced, Python objects that are gathered, barriers and flags are small, so each takes the latency, and
 the host waits for it, most often to read what it brings: these reads go with them. Done when metrics are logged, they
-cost nothing in the other steps. Only those between the optimizer's step and the next forward are meant: elsewhere the
-model may need them.
+cost nothing in the other steps. What the model needs is left out (``job.collectives.of_loop``).
 """
 
 from __future__ import annotations
@@ -11,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Final
 
+from perfscope.analyzers.job.collectives.of_loop import BETWEEN_STEPS
+from perfscope.analyzers.rank.loop_phases import BEFORE_BACKWARD, IN_FORWARD
 from perfscope.analyzers.rules.context import RuleContext, known
 from perfscope.analyzers.rules.typed import training_arguments
 from perfscope.results.findings import Action, Evidence, Finding, code
@@ -35,6 +36,12 @@ _FLAGS: Final = (
 )
 _BARRIERS: Final = "Leave out barriers: the next collective waits for all ranks anyway."
 _OBJECTS: Final = "all_gather_object and gather_object pickle, and take two collectives; numbers in a tensor take one."
+_LIGHTNING: Final = (
+    "With sync_dist=True, self.log waits for all ranks in a barrier, and reduces each number by itself. Leave it out "
+    'of what training_step logs: self.log("loss", loss).\n'
+    "Metrics of torchmetrics reduce themselves, once an epoch. Numbers of all ranks in one tensor take one collective: "
+    "self.all_gather(torch.stack(numbers)), in steps that log."
+)
 _NEEDED: Final = "What the next step depends on (a count of tokens by which the loss is divided, say) has to stay."
 
 
@@ -51,13 +58,14 @@ def evaluate(job: RuleContext) -> Finding | None:
     listed = ", ".join(f"{count_per_step(count)} {kind}" for kind, count in calls.items())
     rows = [row for row in job.summary.time_breakdown if row.rank in job.ranks]
     exposed_us = sum(row.exposed_comm_wait_us + row.exposed_comm_transfer_us for row in rows) / len(rows)
+    places = " and ".join(map(_in_words, job.loop_places)) or BETWEEN_STEPS
     return job.finding(
         RULE,
-        f"Small collectives of the training loop between optimizer and forward ({listed} per step){reads} cost "
+        f"Small collectives of the training loop {places} ({listed} per step){reads} cost "
         f"{job.share(saved_us):.0%} of the step",
         saved_us,
         evidence=(
-            *(Evidence(f"{kind} per step between optimizer and forward", count) for kind, count in calls.items()),
+            *(Evidence(f"{kind} per step {places}", count) for kind, count in calls.items()),
             Evidence("exposed communication per step (mean)", exposed_us, "us", job.ranks),
             *known("device idle after reads of what they bring", reads_us(job) or None, "us", job.ranks),
         ),
@@ -66,6 +74,10 @@ def evaluate(job: RuleContext) -> Finding | None:
         predicted=prediction,
         whatif=change,
     )  # fmt: skip
+
+
+def _in_words(place: str) -> str:
+    return f"in {place}" if place == IN_FORWARD else place
 
 
 def reads_us(job: RuleContext) -> float:
@@ -91,10 +103,22 @@ def _action(job: RuleContext) -> Action:
             how=training_arguments(**{averaged: False}),
             costs="Each rank divides its loss by its own count of tokens, which weighs ranks with few tokens more.",
         )  # fmt: skip
+    if _logs_by_lightning(job):
+        return Action(
+            setting="sync_dist of self.log in training_step", old="True", new="False", how=_LIGHTNING,
+            costs="What training_step logs is of one rank alone.",
+        )  # fmt: skip
     return Action(
         setting="collectives of the training loop", old="in every step", new=f"every {_EVERY} steps",
         how=_how(job.loop_collectives), costs="Between two of them each rank knows its own numbers only.",
     )  # fmt: skip
+
+
+def _logs_by_lightning(job: RuleContext) -> bool:
+    """Does a LightningModule call some in its training_step, which self.log does then?"""
+    lightning = job.settings("lightning")
+    in_step = {IN_FORWARD, BEFORE_BACKWARD} & set(job.loop_places)
+    return bool(lightning and in_step) and not lightning.get("fabric")
 
 
 def _how(calls: Collection[str]) -> str:

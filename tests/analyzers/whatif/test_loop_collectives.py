@@ -30,10 +30,18 @@ LOGS = Job(
         replace(LOGS, noise=0.01, recording=Recording(steps=6, metadata="operator")),
         replace(LOGS, strategy="tensor", tensor=2),
         replace(LOGS, strategy="manual", item_every=1),
+        replace(LOGS, metrics=5, microbatches=4, metrics_in="batch"),
+        replace(LOGS, metrics_in="forward"),
+        replace(LOGS, metrics_in="forward", recording=Recording(steps=4, run=True)),
+        replace(LOGS, metrics_in="backward"),
+        replace(LOGS, strategy="fsdp", metrics_in="forward", recording=Recording(steps=8)),
+        replace(LOGS, ranks=4, metrics_in="forward", norms="synchronized", buffers_mb=1.0),
     ],
     ids=[
         "nothing is read", "the loss is read", "recorded by perfscope run", "described by operators",
-        "no range marks forwards", "gradients reduced by hand",
+        "no range marks forwards", "gradients reduced by hand", "after each micro-batch", "in the forward",
+        "in the forward, recorded by perfscope run", "before the backward", "in the forward of FSDP",
+        "beside synchronized norms and buffers",
     ],
 )  # fmt: skip
 def test_metrics_that_are_not_reduced_take_no_time(job: Job, tmp_path: Path) -> None:
@@ -79,9 +87,12 @@ def test_who_waits_for_a_late_rank_does_so_at_the_next_collective(tmp_path: Path
         replace(LOGS, strategy="fsdp"),
         # Activations of 2 KiB are as small as metrics.
         replace(LOGS, strategy="tensor", tensor=2, model=Model(blocks=2, tokens=1, width=512)),
+        replace(LOGS, strategy="tensor", tensor=2, ranks=4, model=Model(blocks=2, tokens=1, width=512)),
         replace(LOGS, strategy="pipeline", stages=2, microbatches=4),
+        # Statistics of few channels.
+        replace(LOGS, norms="synchronized", buffers_mb=0.0001, microbatches=2, model=Model(blocks=2, width=8)),
     ],
-    ids=["ddp", "manual", "fsdp", "tensor", "pipeline"],
+    ids=["ddp", "manual", "fsdp", "tensor", "tensor and data", "pipeline", "synchronized norms and buffers"],
 )
 def test_the_models_own_are_none_of_them(job: Job, tmp_path: Path) -> None:
     emulate(replace(job, metrics=0)).write(tmp_path)

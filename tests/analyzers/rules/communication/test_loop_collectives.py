@@ -17,6 +17,8 @@ from tests.analyzers.rules.jobs import STEP_US, breakdown, context, runs
 from tests.emulator.emulate import emulate, step_ns
 from tests.emulator.spec import US, Job, Model, Network, Recording
 
+BOTH = ("between backward and forward", "between optimizer and forward")
+
 
 def logging(saves_us: float = 20_000.0, **calls: float) -> RuleContext:
     """Two ranks, which ``calls`` of each kind in a step cost so much."""
@@ -65,6 +67,34 @@ def test_the_trainer_has_an_argument_of_its_own() -> None:
     other = loop_collectives.evaluate(dataclasses.replace(logging(all_gather=1, all_reduce=1), runs=recorded))
     assert other is not None
     assert other.action.how.startswith("Reduce metrics")
+
+
+def test_it_says_where_they_are_called() -> None:
+    finding = loop_collectives.evaluate(dataclasses.replace(logging(all_gather=12), loop_places=BOTH))
+    assert finding is not None
+    assert "between backward and forward and between optimizer and forward (12 all_gather per step)" in finding.title
+    assert finding.evidence[0].what.startswith("all_gather per step between backward and forward and between")
+
+
+@pytest.mark.parametrize(
+    ("settings", "places", "setting"),
+    [
+        ({"lightning": {"max_steps": 60}}, ("the forward", *BOTH), "sync_dist of self.log in training_step"),
+        ({"lightning": {"max_steps": 60}}, BOTH, "collectives of the training loop"),
+        ({"lightning": {"fabric": True}}, ("the forward",), "collectives of the training loop"),
+        ({"transformers": {"max_steps": 60}}, ("the forward",), "collectives of the training loop"),
+    ],
+)
+def test_lightning_reduces_what_is_logged_with_sync_dist(
+    settings: dict[str, dict[str, object]], places: tuple[str, ...], setting: str
+) -> None:
+    recorded = runs(2, **settings)
+    case = dataclasses.replace(logging(all_reduce=11, barrier=11), runs=recorded, loop_places=places)
+    finding = loop_collectives.evaluate(case)
+    assert finding is not None
+    assert finding.action.setting == setting
+    assert ('self.log("loss", loss)' in finding.action.how) == setting.startswith("sync_dist")
+    assert ("in the forward" in finding.title) == ("the forward" in places)
 
 
 def test_it_is_silent_without_any_and_where_they_cost_little() -> None:
