@@ -89,21 +89,25 @@ def fit(size: Float64, time: Float64) -> tuple[float, float, float] | None:
 
     Theil-Sen on the median time of each size, so that single delayed instances do not count: the slope is the
     median of the slopes of all pairs of sizes, weighted by how far these are apart (Sievers 1978), since between like
-    sizes there is only noise. Alpha is then the median of what is left, weighted by 1 / time, since the remainder of a
-    long transfer is the error of the slope. Neither is below 0. The residual is over all instances.
+    sizes there is only noise, and by how many instances the two medians are of, with which their variances fall.
+    Alpha is then the median of what is left, weighted by 1 / time, since the remainder of a long transfer is the error
+    of the slope, and by instances. Neither is below 0. The residual is over all instances.
     """
-    sizes, medians = _medians(size, time)
+    sizes, medians, count = _medians(size, time)
     if len(sizes) < 2 or sizes[-1] < _SPREAD * sizes[0]:
         return None
     low, high = np.triu_indices(len(sizes), 1)
     apart = sizes[high] - sizes[low]
-    slope = max(float(weighted_median((medians[high] - medians[low]) / apart, apart)), 0.0)
-    alpha = max(float(weighted_median(medians - slope * sizes, 1.0 / medians)), 0.0)
+    of_pair = count[low] * count[high] / (count[low] + count[high])
+    slope = max(float(weighted_median((medians[high] - medians[low]) / apart, apart * of_pair)), 0.0)
+    alpha = max(float(weighted_median(medians - slope * sizes, count / medians)), 0.0)
     return alpha, slope, float(np.median(np.abs(alpha + slope * size - time) / time))
 
 
-def _medians(size: Float64, time: Float64) -> tuple[Float64, Float64]:
-    """Ascending sizes with their median times; neighbouring sizes together where there are very many."""
+def _medians(size: Float64, time: Float64) -> tuple[Float64, Float64, Float64]:
+    """Ascending sizes with their median times, and of how many these are; neighbouring sizes together where there are
+    very many.
+    """
     order = np.argsort(size, kind="stable")
     size, time = size[order], time[order]
     label = np.unique(size, return_inverse=True)[1]
@@ -111,7 +115,8 @@ def _medians(size: Float64, time: Float64) -> tuple[Float64, Float64]:
         label = np.arange(len(size)) * _MOST_SIZES // len(size)
     pieces = np.flatnonzero(np.diff(label)) + 1
     medians = [np.array([np.median(piece) for piece in np.split(column, pieces)]) for column in (size, time)]
-    return medians[0], medians[1]
+    count = np.diff(np.concatenate(([0], pieces, [len(size)]))).astype(np.float64)
+    return medians[0], medians[1], count
 
 
 def cost_rows(models: tuple[CostModel, ...], instances: Instances) -> tuple[CostRow, ...]:

@@ -41,6 +41,14 @@ def test_like_sizes_do_not_outvote_the_distant_ones() -> None:
     assert alpha == pytest.approx(20_000, rel=0.1)
 
 
+def test_medians_of_few_delayed_instances_do_not_outvote_those_of_many() -> None:
+    """The last gradients of a loop have sizes of their own, and are late in every step."""
+    size = np.repeat([40.0, 2e3, 2e4, 1e6], [8, 48, 8, 48])
+    time = times(size) + np.where(np.isin(size, (40.0, 2e4)), 1e6, 0.0)
+    alpha, slope, _ = fit(size, time) or (0, 0, 1)
+    assert (alpha, slope) == (pytest.approx(20_000), pytest.approx(0.5))
+
+
 def test_the_residual_is_the_usual_relative_error() -> None:
     size = np.repeat([1e6, 2e6], 100)
     noise = np.tile([0.9, 1.1], 100)
