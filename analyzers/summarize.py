@@ -21,6 +21,7 @@ from perfscope.analyzers.job.collectives.cost_model import cost_rows
 from perfscope.analyzers.job.collectives.of_backward import reduced_in_backward_per_step
 from perfscope.analyzers.job.collectives.of_layers import rows_of_layers
 from perfscope.analyzers.job.collectives.of_loop import averaged_per_step, calls_per_step, places_of_calls
+from perfscope.analyzers.job.collectives.returned import returned_per_step
 from perfscope.analyzers.job.collectives.table import collective_rows
 from perfscope.analyzers.job.critical_path import critical_path
 from perfscope.analyzers.job.extra_work import extra_cost, loop_costs, loop_work_costs
@@ -165,6 +166,7 @@ def summarize(
             slow_transfers=slow_transfer_steps(result),
             averaged=averaged_per_step(result.partials, result.matched, len(result.steps)),
             reduced_in_backward=reduced_in_backward_per_step(result.partials, result.matched, len(result.steps)),
+            returned=returned_per_step(result.partials, result.matched, len(result.steps)),
             of_layers=rows_of_layers(result.partials, result.matched),
             balanced_step_us=balanced_step_us(replay, pipeline),
             predict=predict,

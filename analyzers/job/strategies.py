@@ -8,6 +8,7 @@ reduce gradients among themselves::
     messages in rings; all-gathers that the forward waits for,
     beside all-reduces of gradients                               context
     all-reduces of as many bytes as there are gradients,
+    gradients reduced to one rank and broadcast back,
     messages between the optimizer's step and the next forward    data
     reduce-scatters of gradients, all-gathers of parameters       shard
 """
@@ -23,6 +24,7 @@ from perfscope.analyzers.job.aligned import AlignedJob
 from perfscope.analyzers.job.collectives.group_roles import role_by_description
 from perfscope.analyzers.job.collectives.of_layers import needed_by_layers
 from perfscope.analyzers.job.collectives.of_loop import exchanges_between_steps
+from perfscope.analyzers.job.collectives.returned import groups_of_returned
 from perfscope.analyzers.job.collectives.table import group_size
 from perfscope.analyzers.job.pipelines.messages import ring_groups
 from perfscope.analyzers.job.tables.groups import in_turn, waits_of
@@ -105,6 +107,7 @@ def _shown(result: AlignedJob, runs: Mapping[int, RunMetadata], groups: tuple[Gr
     matched = result.matched
     instances = matched.instances
     averaged = exchanges_between_steps(result.partials, matched)
+    returned = groups_of_returned(result.partials, matched)
     rings = ring_groups(result) - averaged
     reduced = False
     for number in distinct(instances.group).tolist():
@@ -116,7 +119,7 @@ def _shown(result: AlignedJob, runs: Mapping[int, RunMetadata], groups: tuple[Gr
         if described is not None or role in ("tensor", "unknown", "world"):
             reduced |= described == "data"
             continue
-        reduced |= number in averaged
+        reduced |= number in averaged or (role == "data" and number in returned)
         if number in rings:
             shown.add("context")
         if _reduces_gradients(result, runs, lines):

@@ -98,6 +98,8 @@ class RuleContext:
     """Larger all-reduces per step there: of parameters, which the loop averages, and not of gradients."""
     reduced_in_backward: float = 0.0
     """All-reduces of gradients per step that autograd issues while the backward goes on."""
+    returned: float = 0.0
+    """Gradients per step that are reduced to one rank, and broadcast back before the optimizer's step."""
     of_layers: frozenset[tuple[str, str, str | None, int | None]] = frozenset()
     """Group, kind, type and size of the summary's collectives that layers compute with."""
     balanced_step_us: Prediction | None = None

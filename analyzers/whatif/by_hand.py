@@ -1,8 +1,9 @@
 """Gradients that a loop of the user's reduces after the backward: all at once, or by DistributedDataParallel.
 
 ``for p in model.parameters(): dist.all_reduce(p.grad)`` pays the latency of every all-reduce, and overlaps none with
-the backward. ``flat`` replays one all-reduce of all gradients where the loop began; ``ddp`` replays the buckets that
-DistributedDataParallel would fill while the backward goes on (``bucketing``), and waits for them where the loop began.
+the backward; so does a loop that reduces each to one rank and broadcasts it back. ``flat`` replays one all-reduce of
+all gradients where the loop began; ``ddp`` replays the buckets that DistributedDataParallel would fill while the
+backward goes on (``bucketing``), and waits for them where the loop began.
 
 The loop's kernels (averages) stay: DDP copies and averages as much. Into one tensor and back out of it all gradients
 are copied twice more, at the pace of those kernels. The loop's launches and Python go.
@@ -26,6 +27,7 @@ from perfscope.analyzers.whatif.schedules.editable import EditableSchedules
 from perfscope.analyzers.whatif.schedules.ops import Collective, RankOp, ScheduleOp
 from perfscope.analyzers.whatif.schedules.steps import StepOps, every_step
 from perfscope.frozen import dataclass
+from perfscope.grouping import grouped
 from perfscope.results.categories import TimeCategory
 from perfscope.trace.trace import Float64
 
@@ -41,6 +43,7 @@ _INSIDE: Final = 0.25
 """Share of a step's compute that a loop's own kernels take at most; a backward takes more."""
 _BEFORE: Final = 0.5
 """Least share of a step's compute before the loop: the forward and the backward."""
+_BACK: Final = "broadcast"
 _SCALARS: Final = 8
 """Bytes up to which an all-reduce is of no gradient."""
 _FLAT_PASSES: Final = 3.0
@@ -51,7 +54,9 @@ _UNSURE: Final = 0.3
 
 @dataclass(frozen=True, eq=False)
 class _Loop:
-    """The loop of one rank in one step: its all-reduces in order, and the places of its ops in the step's."""
+    """The loop of one rank in one step: its all-reduces, or reductions to one rank and broadcasts, in order, and the
+    places of its ops in the step's.
+    """
 
     rank: int
     step: int
@@ -62,7 +67,21 @@ class _Loop:
     @property
     def sizes(self) -> tuple[int, ...]:
         """Bytes of each gradient."""
-        return tuple(one.bytes for one in self.reduced)
+        return tuple(one.bytes for one in self.reduced if one.collective.kind != _BACK)
+
+    @property
+    def kinds(self) -> list[list[RankOp]]:
+        """Its collectives by kind."""
+        return list(grouped((one.collective.kind, one) for one in self.reduced).values())
+
+    def transfers_ns(self, context: Context, sizes: Sequence[int]) -> list[float]:
+        """Of all-reduces of these sizes. Where gradients are reduced to one rank and broadcast back, that is what both
+        take; on devices rings send less, to each rank its part once less.
+        """
+        both = [context.transfers_among_ns(same, sizes) for same in self.kinds]
+        ranks = self.reduced[0].collective.size
+        share = (ranks - 1) / ranks if len(both) > 1 and context.on_devices else 1.0
+        return [share * sum(each) for each in zip(*both, strict=True)]
 
 
 def _reduce(schedules: EditableSchedules, context: Context, name: str, value: str) -> Uncertainty:
@@ -83,7 +102,8 @@ def _reduce(schedules: EditableSchedules, context: Context, name: str, value: st
     parameters = sizes[::-1] if len(sizes) >= MANY else None
     # Gradients become ready from the last parameter to the first.
     ends = [total] if value == "flat" else bucket_ends(total, FIRST_BUCKET, _CAP, parameters)
-    alone = alone_share(context, loops[0].reduced[0].collective.group)
+    first = loops[0].reduced[0].collective
+    alone = 1.0 if first.returned else alone_share(context, first.group)
     collectives: dict[tuple[int, int, int], Collective] = {}
     # A host that no loop delays launches the rest earlier.
     waited_ns = 0.0 if schedules.hosts else float(np.mean([_launching(schedules, loop) for loop in loops]))
@@ -93,8 +113,8 @@ def _reduce(schedules: EditableSchedules, context: Context, name: str, value: st
     # A wait may have ended in the next step only.
     schedules.without({one for loop in loops for one in loop.reduced})
     buckets = bucket_bytes(ends)
-    transfers = alone * sum(context.transfers_among_ns(loops[0].reduced, buckets))
-    transfer_error = context.transfer_error(loops[0].reduced, buckets)
+    transfers = alone * sum(loops[0].transfers_ns(context, buckets))
+    transfer_error = max(context.transfer_error(same, buckets) for same in loops[0].kinds)
     either = transfer_error * transfers + _UNSURE * float(np.mean([dropped + more for dropped, more in kept]))
     # It does not show when the gradients became ready.
     less, more = (0.50, 0.25) if value == "ddp" else (0.15, 0.15)
@@ -107,7 +127,7 @@ def _loops(schedules: EditableSchedules) -> list[_Loop]:
     used = set(schedules.recorded.steps[schedules.recorded.used].tolist())
     loops = []
     for step_ops in every_step(schedules):
-        found = _loop_of(step_ops, group)
+        found = _loop_of(step_ops, group) if group is not None else _returning(step_ops)
         if found is not None:
             loops.append(found)
         elif step_ops.step in used:
@@ -129,6 +149,12 @@ def _loop_of(step_ops: StepOps, group: int | None) -> _Loop | None:
     }
     row = _without_scalars({place: own for place, own in places.items() if own.after_backward})
     return _the_loop(step_ops, row, places) or _late_row(step_ops, places)
+
+
+def _returning(step_ops: StepOps) -> _Loop | None:
+    """The reductions of a step's gradients to one rank, and the broadcasts back."""
+    row = {place: own for place, op in enumerate(step_ops.ops) if (own := op.issued) and own.collective.returned}
+    return _the_loop(step_ops, row, row)
 
 
 def _without_scalars(row: dict[int, RankOp]) -> dict[int, RankOp]:
@@ -185,11 +211,11 @@ def _replace(
     # Of several micro-batches only the last one's backward reduces.
     backward = BACKWARD_SHARE / context.result.partials[loop.rank].microbatches(loop.step)
     sizes = bucket_bytes(ends)
-    transfers = context.transfers_among_ns(loop.reduced, sizes)
+    transfers = loop.transfers_ns(context, sizes)
     # What delayed one recorded all-reduce does not delay each of the new ones.
     gap_ns = median(one.gap_ns for one in loop.reduced)
     for index, (size, at) in enumerate(zip(sizes, _ready(step_ops, loop.first, ends, backward), strict=True)):
-        new = replace(model.collective, bytes=size)
+        new = replace(model.collective, kind="all_reduce", returned=False, bytes=size)
         collective = collectives.setdefault((loop.step, new.group, index), new)
         made.append(RankOp(loop.rank, collective, model.lane, gap_ns, alone * transfers[index]))
         added.append((min(at, begin), ScheduleOp.of(OpKind.ISSUE, made[-1], loop.step)))

@@ -14,6 +14,7 @@ from tests.emulator.spec import US, Job
 
 _KINDS = {
     "broadcast": ("c10d::broadcast_", "nccl:broadcast", "Broadcast"),
+    "reduce": ("c10d::reduce_", "nccl:reduce", "Reduce_Sum_{}"),
     "allreduce": ("c10d::allreduce_", "nccl:all_reduce", "AllReduce_Sum_{}"),
     "_allgather_base": ("c10d::_allgather_base_", "nccl:_all_gather_base", "AllGather"),
     "_reduce_scatter_base": ("c10d::_reduce_scatter_base_", "nccl:_reduce_scatter_base", "ReduceScatter_Sum_{}"),
@@ -50,7 +51,7 @@ def _communicator(job: Job, name: str, described: str, ranks: tuple[int, ...], s
 
 def wire_share(kind: str, ranks: int) -> float:
     """f(n), nccl-tests' ``PERFORMANCE.md``."""
-    if kind in ("message", "broadcast"):
+    if kind in ("message", "broadcast", "reduce"):
         return 1.0
     return (2.0 if kind == "allreduce" else 1.0) * (ranks - 1) / ranks
 

@@ -130,12 +130,19 @@ class ByHand:
         rank, (unit, number) = self._rank, parameter
         size = layers.parameters(rank.job)[number]
         rank.spend(rank.job.cpu.python_ns)
-        issue = Issue("allreduce", size, rank.job.gradient_bytes)
-        work = yield from collective(rank, rank.communicators["data"], issue, f"hand{unit}.{number}")
-        with rank.operator("aten::div_"):
-            rank.spend(rank.job.cpu.operator_ns)
-            name = "void at::native::vectorized_elementwise_kernel<4, at::native::DivFunctor>(int)"
-            yield from rank.kernel(name, _copy_ns(size, 4), f"div{unit}.{number}", [work])
+        kind, group = "reduce" if rank.job.returned else "allreduce", rank.communicators["data"]
+        issue = Issue(kind, size, rank.job.gradient_bytes)
+        work = yield from collective(rank, group, issue, f"hand{unit}.{number}")
+        if not rank.job.returned or rank.number == group.ranks[0]:
+            with rank.operator("aten::div_"):
+                rank.spend(rank.job.cpu.operator_ns)
+                name = "void at::native::vectorized_elementwise_kernel<4, at::native::DivFunctor>(int)"
+                yield from rank.kernel(name, _copy_ns(size, 4), f"div{unit}.{number}", [work])
+        if rank.job.returned:
+            rank.depend([work])
+            rank.spend(rank.job.cpu.python_ns)
+            back = Issue("broadcast", size, rank.job.gradient_bytes)
+            rank.depend([(yield from collective(rank, group, back, f"back{unit}.{number}"))])
 
     def _reduce_at_once(self) -> Waits:
         """``flat = _flatten_dense_tensors(grads)``, one all-reduce, ``flat /= n``, and back."""

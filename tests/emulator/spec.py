@@ -157,6 +157,8 @@ class Job:
     no_sync: bool = True
     averages: bool = False
     """What a loop reduces by hand are parameters, after the optimizer's step (local SGD)."""
+    returned: bool = False
+    """A loop reduces each gradient to rank 0, which divides it, and broadcasts it back."""
     in_hooks: bool = False
     """Hooks reduce each gradient by hand in the last backward, which waits for it; else a loop does after it."""
     bucket_mb: float = 25.0

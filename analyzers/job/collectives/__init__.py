@@ -9,5 +9,6 @@ The work passes through the modules in this order:
 - ``matched``: the result (MatchedCollectives, Instances), with arrivals, waits and transfers;
 - ``matching``: all of this in order; aligns the clocks by it, and corrects by time what order matched wrongly;
 - ``of_loop``: which of them the training loop calls for itself: metrics, barriers;
+- ``returned``: gradients that are reduced to one rank, and broadcast back;
 - ``table``, ``cost_model``, ``group_roles``: bandwidths, t(S) = alpha + S / B, and what each group is for.
 """

@@ -93,6 +93,8 @@ class GroupTraffic:
     """Share of the bytes of its all-to-alls that are whole numbers of 32 or 64 bits."""
     between: bool
     """All its exchanges are issued after the optimizer's step and before the next forward."""
+    returned: bool
+    """Most that is reduced to one rank is broadcast back before the optimizer's step."""
     rings: bool
     """All its exchanges are among all its ranks at once, more than two, or every rank sends before anything comes."""
 
@@ -130,6 +132,8 @@ def role_by_traffic(traffic: GroupTraffic) -> tuple[str, str]:
         return _swapping(traffic)
     if traffic.replicas and share.get("all_reduce") and most("all_reduce", "broadcast"):
         return "data", "DistributedDataParallel's all-reduces and broadcasts"
+    if traffic.returned and most("reduce", "broadcast"):
+        return "data", "gradients reduced to one rank, and broadcast back before the optimizer's step"
     if most("all_gather", "reduce_scatter", "reduce", "broadcast"):
         return _sharding(traffic, alone=most("all_gather", "reduce_scatter"))
     if most("all_reduce"):

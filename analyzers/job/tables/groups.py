@@ -12,6 +12,7 @@ from perfscope.analyzers.job.blocks import Blocks
 from perfscope.analyzers.job.collectives.group_roles import EARLY, GroupTraffic, role_by_description, role_by_traffic
 from perfscope.analyzers.job.collectives.matched import MatchedCollectives
 from perfscope.analyzers.job.collectives.of_loop import collectives_of_loop, exchanges_between_steps
+from perfscope.analyzers.job.collectives.returned import groups_of_returned
 from perfscope.analyzers.job.collectives.table import group_size, instance_transfer_ns
 from perfscope.analyzers.job.pipelines.messages import ring_groups
 from perfscope.analyzers.rank.collectives.collectives import UNKNOWN_GROUP, Group
@@ -111,6 +112,7 @@ def _traffic(
         uneven=len(distinct(swapped[swapped > 0])) > 1,
         indices=float(swapped[whole & (swapped > 0)].sum()) / max(float(swapped[swapped > 0].sum()), 1.0),
         between=int(instances.group[chosen[0]]) in exchanges_between_steps(result.partials, result.matched),
+        returned=int(instances.group[chosen[0]]) in groups_of_returned(result.partials, result.matched),
         rings=ringed or bool(exchanged.any() and expected > 2 and (present[exchanged] == expected).all()),
     )
 

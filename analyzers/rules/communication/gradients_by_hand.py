@@ -1,4 +1,5 @@
-"""Gradients reduced by hand: fires when a loop after the backward all-reduces every gradient by itself.
+"""Gradients reduced by hand: fires when a loop after the backward all-reduces every gradient by itself, or reduces it
+to one rank and broadcasts it back.
 
 Each all-reduce pays its latency, and none overlaps the backward, which is over. DistributedDataParallel reduces
 buckets of gradients while the backward goes on (Li et al., VLDB 2020); ``torch._utils._flatten_dense_tensors`` makes
@@ -10,7 +11,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from perfscope.analyzers.rules.communication.reductions import GradientReductions, reductions
+from perfscope.analyzers.rules.communication.reductions import GradientReductions, reductions, returned
 from perfscope.analyzers.rules.communication.traffic import sharded_by_unknown
 from perfscope.analyzers.rules.context import RuleContext, known
 from perfscope.analyzers.whatif.by_hand import MANY
@@ -29,12 +30,12 @@ CLOSE: Final = 0.02
 _WRAPPED: Final = {"ddp", "fsdp", "zero1", "zero2", "zero3", "tensor", "pipeline"}
 """Strategies that reduce gradients themselves."""
 
-LET_DDP: Final = (
-    "DDP averages the gradients in loss.backward(): take the loop of all_reduce calls out, and wrap the model before "
+_LET_DDP: Final = (
+    "DDP averages the gradients in loss.backward(): take the loop of {calls} calls out, and wrap the model before "
     "the training loop:\n"
 ) + code("python", "model = torch.nn.parallel.DistributedDataParallel(model)")
+LET_DDP: Final = _LET_DDP.format(calls="all_reduce")
 _ACCUMULATED: Final = "\nAll micro-batches but the last run under `with model.no_sync():`, forward and backward."
-_AT_ONCE: Final = "Reduce all gradients at once, in place of the loop of all_reduce calls:\n"
 FLAT: Final = code(
     "python",
     "grads = [p.grad for p in model.parameters() if p.grad is not None]\n"
@@ -43,6 +44,28 @@ FLAT: Final = code(
     "flat.div_(torch.distributed.get_world_size())\n"
     "torch._foreach_copy_(grads, torch._utils._unflatten_dense_tensors(flat, grads))",
 )
+
+
+@dataclass(frozen=True)
+class _Called:
+    """What a loop calls for each gradient, in words: in titles, as evidence, as what is changed, and in code."""
+
+    many: str
+    one: str
+    counted: str
+    old: str
+    calls: str
+
+
+_ALL_REDUCES: Final = _Called(
+    many="all-reduces of single gradients", one="one all-reduce", counted="all-reduces per step",
+    old="one for each parameter", calls="all_reduce",
+)  # fmt: skip
+_PAIRS: Final = _Called(
+    many="reductions of single gradients to one rank, and as many broadcasts back,", one="one reduction and broadcast",
+    counted="reductions with broadcasts back per step", old="a reduction and a broadcast for each parameter",
+    calls="reduce and broadcast",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -61,13 +84,16 @@ def evaluate(job: RuleContext) -> Finding | None:
     """The finding, or None: something else reduces the gradients, in few all-reduces or in the backward, or little
     would be saved.
     """
-    reduced = reductions(job)
+    pairs = returned(job)
+    reduced = pairs or reductions(job)
     if reduced is None or _reduced_by_others(job) or job.hidden_share > OVERLAPPED:
         return None
     # Of the same group the loop may reduce a loss or metrics.
-    count = reduced.count - job.loop_collectives.get("all_reduce", 0.0) - job.reduced_in_backward
-    if count < MANY:
+    others = job.loop_collectives.get("all_reduce", 0.0) + job.reduced_in_backward
+    count = reduced.count if pairs else reduced.count - others
+    if count * (1 if pairs is None else 2) < MANY:
         return None
+    called = _PAIRS if pairs else _ALL_REDUCES
     exposed_us = job.exposed_of_us(count * reduced.transfer_us)
     rows = job.summary.time_breakdown
     ways = _replayed(job) or _bounded(reduced, count, exposed_us)
@@ -76,21 +102,20 @@ def evaluate(job: RuleContext) -> Finding | None:
         return None
     return job.finding(
         RULE,
-        f"{count:.0f} all-reduces of single gradients follow the backward, one by one: they take "
-        f"{job.share(exposed_us):.0%} of the step",
+        f"{count:.0f} {called.many} follow the backward, one by one: they take {job.share(exposed_us):.0%} of the step",
         best.saved_us,
         evidence=(
-            Evidence("all-reduces per step", count, ranks=job.ranks),
+            Evidence(called.counted, count, ranks=job.ranks),
             *known("gradient bytes per step", reduced.bytes, "bytes", job.ranks),
-            *known("latency of one all-reduce, fitted", reduced.alpha_us, "us", job.ranks),
+            *known(f"latency of {called.one}, fitted", reduced.alpha_us, "us", job.ranks),
             job.exposed_transfer(),
             Evidence("overlapped communication per step", sum(row.hidden_comm_us for row in rows) / len(rows), "us"),
         ),
         action=Action(
             setting="gradient all-reduce",
-            old="one for each parameter",
+            old=called.old,
             new="DistributedDataParallel" if best.name == "ddp" else "one for all",
-            how=_how(job, ways),
+            how=_how(job, ways, called),
             costs="DDP keeps a copy of the gradients in its buckets, unless gradient_as_bucket_view=True."
             if best.name == "ddp"
             else "One tensor of the size of all gradients.",
@@ -127,12 +152,13 @@ def _bounded(reduced: GradientReductions, count: float, exposed_us: float) -> li
     return [_Way("ddp", exposed_us), _Way("flat", min(latencies_us, exposed_us))]
 
 
-def _how(job: RuleContext, ways: list[_Way]) -> str:
+def _how(job: RuleContext, ways: list[_Way], called: _Called) -> str:
     """The first way, then the other."""
     accumulates = job.info.batches_per_step is not None and job.info.batches_per_step > 1
-    texts = {"ddp": LET_DDP + (_ACCUMULATED if accumulates else ""), "flat": FLAT}
+    texts = {"ddp": _LET_DDP.format(calls=called.calls) + (_ACCUMULATED if accumulates else ""), "flat": FLAT}
     first, *others = ways
-    lines = [(_AT_ONCE if first.name == "flat" else "") + texts[first.name]]
+    at_once = f"Reduce all gradients at once, in place of the loop of {called.calls} calls:\n"
+    lines = [(at_once if first.name == "flat" else "") + texts[first.name]]
     for other in others:
         takes = f" (predicted: {duration(other.shown.mid)} per step)" if other.shown is not None else ""
         keeps = (

@@ -35,6 +35,8 @@ class Collective:
     """Every rank issues it between the optimizer's step and the next forward."""
     of_loop: bool = False
     """The training loop calls it for itself (``job.collectives.of_loop``)."""
+    returned: bool = False
+    """A gradient that is reduced to one rank, or broadcast back (``job.collectives.returned``)."""
     chained: Mapping[int, Set[int]] = field(default_factory=dict)
     """As in ``Schedules``."""
     instance: int = NONE

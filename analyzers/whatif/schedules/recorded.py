@@ -12,6 +12,7 @@ import numpy as np
 from perfscope.analyzers.job.aligned import AlignedJob
 from perfscope.analyzers.job.collectives.cost_model import transfers_ns
 from perfscope.analyzers.job.collectives.of_loop import between_steps, collectives_of_loop
+from perfscope.analyzers.job.collectives.returned import returned_gradients
 from perfscope.analyzers.job.collectives.table import instance_transfer_ns
 from perfscope.analyzers.replay.engine import OpKind, Schedules
 from perfscope.analyzers.replay.schedules import RecordedSchedules
@@ -157,6 +158,7 @@ def _collectives(result: AlignedJob, schedules: Schedules) -> list[Collective]:
     known = result.matched_before.instances
     between = between_steps(result.partials, result.matched_before)
     of_loop = collectives_of_loop(result.partials, result.matched_before)
+    returned = returned_gradients(result.partials, result.matched_before)
     collectives = []
     for number, floor in enumerate(schedules.floor_ns.tolist()):
         if number >= len(known):
@@ -176,6 +178,7 @@ def _collectives(result: AlignedJob, schedules: Schedules) -> list[Collective]:
                 mostly=floor == NEVER,
                 between=bool(between[number]),
                 of_loop=bool(of_loop[number]),
+                returned=bool(returned[number]),
                 chained=schedules.chained.get(number, {}),
                 instance=number,
             )

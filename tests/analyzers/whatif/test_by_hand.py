@@ -22,6 +22,8 @@ JOBS = {
     "latency": replace(LOOP, model=Model(blocks=8, width=512), network=Network(latency_ns=120 * US)),
     "micro-batches": replace(LOOP, microbatches=2, model=Model(tokens=4096), network=Network(gbps=30.0)),
     "two hosts": replace(LOOP, ranks=4, ranks_per_host=2, gradient_bytes=2),
+    "reduced to one rank": replace(LOOP, returned=True, network=Network(gbps=30.0)),
+    "reduced to one of two ranks": replace(LOOP, ranks=2, returned=True, metrics=3, network=Network(gbps=60.0)),
 }
 
 

@@ -115,6 +115,7 @@ DDP = GroupTraffic(
     uneven=False,
     indices=0.0,
     between=False,
+    returned=False,
     rings=False,
 )
 
@@ -148,6 +149,9 @@ DDP = GroupTraffic(
         # ZeRO-1 and 2: gradients to their owners during the backward, parameters from them after the optimizer.
         (replace(DDP, share={"all_gather": 0.5, "reduce_scatter": 0.5}, gathers_first=0.0, alternating=0.1), "shard"),
         (replace(DDP, share={"reduce": 0.6, "all_gather": 0.4}), "shard"),
+        (replace(DDP, share={"reduce": 0.6, "broadcast": 0.4}), "shard"),
+        (replace(DDP, share={"reduce": 0.6, "broadcast": 0.4}, returned=True), "data"),
+        (replace(DDP, share={"reduce": 0.2, "all_gather": 0.8}, gathers_first=None, returned=True), "shard"),
         (replace(DDP, share={"send_recv": 0.9, "all_reduce": 0.1}), "pipeline"),
         (replace(DDP, share={"send_recv": 1.0}, rings=True), "context"),
         (replace(DDP, share={"send_recv": 1.0}, rings=True, between=True), "data"),

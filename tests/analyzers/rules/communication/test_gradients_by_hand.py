@@ -154,3 +154,41 @@ def test_without_sizes_or_ranks_it_is_bounded(analyzed: Analyzed, recording: Rec
     gain = step_ns(SLOW) / step_ns(replace(SLOW, strategy="ddp")) - 1
     assert finding.ceiling is not None
     assert finding.ceiling >= gain
+
+
+RETURNED = replace(SLOW, returned=True)
+
+
+def test_gradients_reduced_to_one_rank_and_broadcast_back_are_data_parallel(analyzed: Analyzed) -> None:
+    summary = analyzed(RETURNED)
+    assert summary.job.strategies == ("data",)
+    finding = found(summary)
+    assert finding is not None
+    assert finding.title.startswith(
+        "24 reductions of single gradients to one rank, and as many broadcasts back, follow"
+    )
+    assert finding.predicted_step_us is not None
+    assert finding.whatif == {"gradients.reduce": "ddp"}
+    ddp = replace(RETURNED, returned=False, strategy="ddp")
+    assert finding.predicted_step_us.mid == pytest.approx(step_ns(ddp) / 1e3, rel=0.05)
+    assert "take the loop of reduce and broadcast calls out" in finding.action.how
+    assert "all_reduce calls" not in finding.action.how
+    sent = {one.what: one.value for one in finding.evidence}
+    assert sent["reductions with broadcasts back per step"] == 24
+    assert sent["gradient bytes per step"] == 4 * RETURNED.model.blocks * sum(parameters(RETURNED))
+
+
+def test_they_are_bounded_without_all_ranks(analyzed: Analyzed) -> None:
+    finding = found(analyzed(replace(RETURNED, recording=Recording(steps=4, missing=(2,)))))
+    assert finding is not None
+    assert (finding.obtained, finding.confidence, finding.whatif) == ("bounded", "low", {})
+    gain = step_ns(RETURNED) / step_ns(replace(RETURNED, returned=False, strategy="ddp")) - 1
+    assert finding.ceiling is not None
+    assert finding.ceiling >= gain
+
+
+def test_few_of_them_are_no_loop_over_parameters(tmp_path: Path) -> None:
+    emulate(RETURNED).write(tmp_path)
+    case = changed(read(tmp_path).context, predict=_takes(ddp=1.0, flat=2.0))
+    assert gradients_by_hand.evaluate(changed(case, returned=4.0)) is not None
+    assert gradients_by_hand.evaluate(changed(case, returned=3.0)) is None
