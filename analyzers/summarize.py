@@ -51,6 +51,7 @@ from perfscope.analyzers.replay.step_time import is_trusted
 from perfscope.analyzers.replay.stragglers.contention import contention_notes, without_contention
 from perfscope.analyzers.replay.stragglers.profiling_effects import profiling_effect_notes, without_profiling_effects
 from perfscope.analyzers.replay.stragglers.rows import straggler_rows
+from perfscope.analyzers.replay.stragglers.steady_pauses import with_steady_pauses
 from perfscope.analyzers.samples import positions_per_sample, samples_per_batch, samples_per_step
 from perfscope.analyzers.verdict import of_snapshots, verdict
 from perfscope.analyzers.whatif.curves import curves
@@ -89,7 +90,7 @@ def summarize(
     replay = replay or replay_job(job, identified)
     runs, result = replay.runs, replay.result
     pipeline, machines = find_pipeline(result, runs), replay.system
-    late = _stragglers(replay)
+    late = with_steady_pauses(_stragglers(replay), result)
     own = without_contention(late, result, runs, machines, replay.core_ns)
     groups, size = group_rows(result), world_size(result.partials, runs)
     strategies = job_strategies(result, runs, pipeline, groups, size) or ("unknown",)

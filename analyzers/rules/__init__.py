@@ -163,10 +163,10 @@ _AS_LONG_UNPROFILED: Final = frozenset({
 """Rules about time that may take as long without the profiler: Python and large operators, beside what events cost."""
 
 _OF_LOOP: Final = frozenset({
-    checkpoint_saving.RULE, double_precision.RULE, filled_tensors.RULE, garbage_collection.RULE, host_pauses.RULE,
-    small_operators.RULE,
+    checkpoint_saving.RULE, double_precision.RULE, filled_tensors.RULE, garbage_collection.RULE, gradients_by_hand.RULE,
+    host_pauses.RULE, small_operators.RULE,
 })  # fmt: skip
-"""Rules about what a training loop may do beside the training."""
+"""Rules about what a training loop may do beside the training, or for it by hand."""
 
 _MOST_LOST: Final = 0.75
 """Share of an unprofiled step that is lost at most: more of it is the profiler's doing."""
