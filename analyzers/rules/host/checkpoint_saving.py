@@ -1,22 +1,25 @@
-"""Checkpoints that every rank saves at once: fires when the recorded steps spend much of their time in saving some.
+"""Checkpoints: fires when the recorded steps spend much of their time in saving some.
 
-``torch.save`` on one rank makes the others wait for it (``straggling-rank`` names it); ``torch.distributed.checkpoint``
-saves on all ranks at once, so none is late, and the collectives with which they agree on the files are part of it.
+``torch.save`` on one rank makes the others wait for it: where that is a straggler, ``straggling-rank`` tells of it.
+``torch.distributed.checkpoint`` saves on all ranks at once, so none is late, and the collectives with which they agree
+on the files are part of it.
 Source: PyTorch tutorial "Asynchronous Saving with Distributed Checkpoint (DCP)".
 """
 
 from __future__ import annotations
 
+import math
 from statistics import fmean, median
 from typing import Final
 
 from perfscope.analyzers.rules.context import RuleContext
 from perfscope.results.findings import Action, Confidence, Evidence, Finding, code
 from perfscope.results.rows import StragglerRow
+from perfscope.text import ranks_in_words
 
 RULE: Final = "checkpoint-saving"
 SHARE: Final = 0.05
-"""Least share of the recorded time in saving, median over the ranks."""
+"""Least share of the recorded time in saving, of the rank that saves longest in each step."""
 _EXPLAINED: Final = 0.5
 """Part of what a straggler costs that its saving is, from which its own finding tells of it."""
 
@@ -32,20 +35,22 @@ saving.result()"""
 
 
 def evaluate(job: RuleContext) -> Finding | None:
-    """The finding, or None: the recorded steps save nothing, or few of the ranks do."""
+    """The finding, or None: the recorded steps save little, or a straggler is told for it."""
     saving = _saving_us(job)
-    lost = median(fmean(each) for each in saving.values()) if saving else 0.0
+    # The others wait for the one that saves longest.
+    times = [max(step) for step in zip(*saving.values(), strict=True)]
+    lost = min(fmean(times), _most_us(job, saving)) if times else 0.0
     if lost < SHARE * job.step_time_us or any(_is_of(job, row) for row in job.summary.stragglers):
         return None
-    times = [max(step) for step in zip(*saving.values(), strict=True)]
     steps = sum(us > 0 for us in times)
     ranks = tuple(rank for rank, each in saving.items() if any(each))
     return job.finding(
         RULE,
-        f"Saving checkpoints takes {job.share(lost):.0%} of the time, in {steps} of {len(times)} steps",
+        f"Saving checkpoints takes {job.share(lost):.0%} of the time, in {steps} of {len(times)} steps"
+        f"{f', on {ranks_in_words(ranks)} alone' if len(ranks) < len(job.ranks) else ''}",
         lost,
         evidence=(
-            Evidence("saving checkpoints per step (median)", lost, "us", ranks),
+            Evidence("saving checkpoints, the rank that saves longest, per step (mean)", lost, "us", ranks),
             Evidence("longest saving in one step", max(times), "us", ranks),
             Evidence("recorded steps that save one", steps, ranks=ranks),
         ),
@@ -59,6 +64,15 @@ def evaluate(job: RuleContext) -> Finding | None:
         ),
         confidence=Confidence.LOW if job.info.few_steps or steps < 2 else Confidence.MEDIUM,
     )
+
+
+def _most_us(job: RuleContext, saving: dict[int, tuple[float, ...]]) -> float:
+    """What saving may cost: all of it where most ranks save; else no more than the others wait."""
+    idle = [rank for rank, each in saving.items() if not any(each)]
+    if 2 * len(idle) < len(saving):
+        return math.inf
+    waits = [row.exposed_comm_wait_us for row in job.summary.time_breakdown if row.rank in idle]
+    return median(waits or [0.0])
 
 
 def is_most_of(job: RuleContext, us: float) -> bool:

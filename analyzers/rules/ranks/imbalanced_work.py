@@ -49,6 +49,10 @@ _PLACEMENT: Final = (
     "Experts that always get more can be placed on different ranks. If there are none, look for what else differs "
     "between ranks from one collective to the next."
 )
+_DIVIDED: Final = (
+    "The same rank has more each time: look at how samples are divided among the ranks (shards of files, a sampler, "
+    "samples sorted by length), and give each rank its share of the long ones."
+)
 _COLLECTIVES: Final = (
     "Work differs between ranks from one collective to the next. Compare there, on all ranks, what depends on the "
     "data: sizes of inputs (sequence lengths, packed samples), and branches that only some ranks take."
@@ -74,7 +78,7 @@ def evaluate(job: RuleContext) -> Finding | None:
             setting="tokens of each rank's batch",
             old=None,
             new=None,
-            how=_how(job),
+            how=_how(job) if _has_most(job) is None else f"{_DIVIDED}\n{_how(job)}",
             costs="Samples that are sorted or bucketed by length are no longer drawn independently.",
         ),
         confidence=Confidence.LOW if job.info.few_steps else Confidence.HIGH if by_flops else Confidence.MEDIUM,
@@ -175,8 +179,22 @@ def exchanges_tokens(job: RuleContext) -> bool:
 def _for_whom(job: RuleContext, row: StragglerRow) -> str:
     if len(job.info.steps) < 2:
         return "in one step, for those that had more of it"
+    most = _has_most(job)
+    if most is not None:
+        return f"mostly for rank {most[0]}, which has {most[1]:.2f} times the mean in each step"
     rank = mostly_for(job, row)
     return "in turn for one another" if rank is None else f"mostly for rank {rank}"
+
+
+def _has_most(job: RuleContext) -> tuple[int, float] | None:
+    """The rank with the most FLOPs in each step, and how much that is over the ranks' mean; None where these change."""
+    flops = {rank: each.flops for rank, each in job.per_step.items() if each.flops is not None}
+    if len(flops) < len(job.per_step) or not flops:
+        return None
+    work = np.array([*flops.values()], dtype=np.float64)
+    first = set(work.argmax(axis=0).tolist())
+    over = float((work.max(axis=0) / np.maximum(work.mean(axis=0), 1.0)).mean())
+    return (list(flops)[first.pop()], over) if len(first) == 1 and over - 1 >= SPREAD else None
 
 
 def mostly_for(job: RuleContext, row: StragglerRow) -> int | None:

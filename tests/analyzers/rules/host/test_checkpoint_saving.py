@@ -10,7 +10,7 @@ from perfscope.analyzers.rules.context import RuleContext
 from perfscope.analyzers.rules.host import checkpoint_saving
 from perfscope.results.findings import Finding
 from perfscope.results.rows import StragglerRow
-from tests.analyzers.rules.jobs import breakdown, context
+from tests.analyzers.rules.jobs import breakdown, changed, context
 from tests.analyzers.rules.ranks.test_straggling_rank import steps
 
 EVERY_FOURTH = (0.0, 0.0, 0.0, 60_000.0) * 2
@@ -54,3 +54,12 @@ def test_a_rank_that_is_slow_by_something_else_hides_nothing() -> None:
 )
 def test_silent(job: RuleContext) -> None:
     assert checkpoint_saving.evaluate(job) is None
+
+
+def test_a_rank_that_saves_alone_costs_what_the_others_wait() -> None:
+    """As where threads wait for cores, so that no straggler is named: 15 ms per step, of which the others wait 12."""
+    case = saving(EVERY_FOURTH, (0.0,) * 8)
+    case = changed(case, time_breakdown=(breakdown(0), breakdown(1, exposed_comm_wait=12_000.0)))
+    finding = told(case)
+    assert finding.title == "Saving checkpoints takes 12% of the time, in 2 of 8 steps, on rank 0 alone"
+    assert finding.ceiling == pytest.approx(100 / 88 - 1)

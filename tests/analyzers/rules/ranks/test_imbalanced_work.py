@@ -87,6 +87,25 @@ def test_a_rank_that_never_waits_does_not_take_turns(in_turn):
     assert finding.title.endswith("of the step, mostly for rank 1")
 
 
+def test_the_same_rank_has_more_each_time(in_turn):
+    """Rank 0 has 1.5 times as much as the three others, whatever all have: 4/3 of the mean of 1.125."""
+    (row, *_) = in_turn.context.summary.stragglers
+    lengths = (1.0, 1.4, 0.8, 1.2, 1.0, 1.6, 0.9, 1.1)
+    per_step = {
+        rank: replace(
+            steps,
+            flops=tuple(1e12 * (1.5 if rank == 0 else 1.0) * length for length in lengths),
+            compute_us=tuple(1e3 * (1.5 if rank == 0 else 1.0) * length for length in lengths),
+        )
+        for rank, steps in in_turn.context.per_step.items()
+    }
+    case = changed(in_turn.context, per_step=per_step, stragglers=(replace(row, ranks=(0, 1, 2, 3)),))
+    finding = imbalanced_work.evaluate(case)
+    assert finding is not None
+    assert finding.title.endswith("mostly for rank 0, which has 1.33 times the mean in each step")
+    assert finding.action.how.startswith("The same rank has more each time: look at how samples are divided")
+
+
 def test_without_shapes_forward_and_backward_times_decide(in_turn):
     finding = imbalanced_work.evaluate(with_flops(in_turn.context, uneven=False))
     assert finding is not None
