@@ -230,7 +230,13 @@ def _model(job: JobInfo) -> str:
     if not job.model or not job.model.get("name"):
         return ""
     parameters = job.model.get("parameters")
-    return str(job.model["name"]) + (f", {count(parameters)} parameters" if parameters else "")
+    shard = f" in the shard of rank {min(job.ranks)}" if _is_shard(job) else ""
+    return str(job.model["name"]) + (f", {count(parameters)} parameters{shard}" if parameters else "")
+
+
+def _is_shard(job: JobInfo) -> bool:
+    """Is what a rank holds of the model a part of it?"""
+    return bool(job.ranks) and bool(set(job.strategies) & _SHARDING)
 
 
 def _parameters(job: JobInfo) -> str:
@@ -238,8 +244,7 @@ def _parameters(job: JobInfo) -> str:
     number, size = model.get("parameters"), model.get("parameter_bytes")
     if not number:
         return ""
-    named = set(job.strategies)
-    shard = f", the shard of rank {min(job.ranks)}" if job.ranks and named & _SHARDING else ""
+    shard = f", the shard of rank {min(job.ranks)}" if _is_shard(job) else ""
     dtypes = ", ".join(str(dtype) for dtype in model.get("dtypes") or ())
     return f"{number:,}" + (f" ({byte_size(size)}{', ' + dtypes if dtypes else ''})" if size else "") + shard
 

@@ -50,6 +50,17 @@ def test_gradients_are_reduced_by_hand_only_where_that_is_known(strategy, settin
     assert said in overview.identity(summary)
 
 
+@pytest.mark.parametrize(
+    ("strategy", "said"),
+    [("ddp", "LM, 1.29 M parameters"), ("fsdp", "LM, 1.29 M parameters in the shard of rank 0")],
+)
+def test_the_parameters_of_a_shard_are_not_the_models(strategy: str, said: str) -> None:
+    summary = healthy()
+    model = {"name": "LM", "parameters": 1_290_000}
+    job = dataclasses.replace(summary.job, strategy=strategy, model=model)
+    assert said in overview.identity(dataclasses.replace(summary, job=job))
+
+
 def test_throughput_counts_every_ranks_batches_outside_the_recording() -> None:
     summary = starved()
     ranks = summary.job.world_size or 0
