@@ -21,7 +21,7 @@ WAIT, _TRANSFER = "exposed_comm_wait", "exposed_comm_transfer"
 _OF_PIPELINES: Final = ("pipeline-imbalance", "pipeline-bubble")
 
 _ABOUT: Final = {
-    **dict.fromkeys((STRAGGLING_RANK, "uneven-work"), (WAIT,)),
+    **dict.fromkeys((STRAGGLING_RANK, "uneven-work", "uneven-cpu-time"), (WAIT,)),
     **dict.fromkeys(_OF_PIPELINES, (WAIT, _TRANSFER)),
     **dict.fromkeys(("dataloader-workers", "loader-stalls"), ("idle_dataloader",)),
     "slow-sampler": ("idle_dataloader", "idle_host"),

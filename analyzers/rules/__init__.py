@@ -73,6 +73,7 @@ from perfscope.analyzers.rules.memory import (
     sharding_stage,
 )
 from perfscope.analyzers.rules.ranks import (
+    cpu_times,
     host_pauses,
     imbalanced_work,
     pipeline_bubble,
@@ -97,6 +98,7 @@ RULES: Final[tuple[Rule, ...]] = (
     costly_operator.evaluate,
     cpu_contention.evaluate,
     cpu_oversubscription.evaluate,
+    cpu_times.evaluate,
     dataloader_workers.evaluate,
     ddp_buckets.evaluate,
     ddp_buffers.evaluate,

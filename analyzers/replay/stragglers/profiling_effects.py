@@ -42,7 +42,7 @@ _EXPLAINED: Final = 0.5
 """Part of what a straggler costs that its thread's CPU time must explain."""
 _REMAINS: Final = 0.25
 """Part of its relative excess of CPU time that remains in the unprofiled steps of a straggler in those."""
-ENOUGH_STEPS: Final = 8
+_STEPS: Final = 8
 """Unprofiled steps from which their mean tells."""
 _LONG: Final = 3.0
 """Times the median that one of them counts at most."""
@@ -68,7 +68,7 @@ def profiling_effect_notes(
         return
     worst = max(rows, key=lambda row: row.lost_us)
     if not _is_effect(worst, result, unprofiled_us):
-        recorded, unprofiled = _cpu_times(worst, result, runs) or (_NO_TIMES, _NO_TIMES)
+        recorded, unprofiled = _cpu_times(worst, result.partials, runs) or (_NO_TIMES, _NO_TIMES)
         yield note(
             "steps",
             "recorded_steps_alone",
@@ -108,35 +108,42 @@ class _CpuTimes:
 _NO_TIMES: Final = _CpuTimes(0.0, 0.0)
 
 
-def _in_recorded_steps_alone(row: StragglerRow, result: AlignedJob, runs: Mapping[int, RunMetadata]) -> bool:
-    """Does a straggler that runs longer than the others do so in the recorded steps, and not in the unprofiled ones?"""
+def runs_longer_unprofiled(row: StragglerRow, ranks: Collection[int], runs: Mapping[int, RunMetadata]) -> bool | None:
+    """Does a straggler of a job of these ``ranks``, on CPUs, that takes more CPU time than the others in the recorded
+    steps do so in the unprofiled ones, too? None where that is not recorded, or is not what it costs.
+    """
     if row.cause not in _RUNNING or row.pattern == "rotating":
-        return False
-    times = _cpu_times(row, result, runs)
+        return None
+    times = _cpu_times(row, ranks, runs)
     if times is None:
-        return False
+        return None
     recorded, unprofiled = times
     if recorded.own_ns - recorded.others_ns < _EXPLAINED * row.lost_us * 1e3:
-        return False
-    return unprofiled.excess < _REMAINS * recorded.excess
+        return None
+    return unprofiled.excess >= _REMAINS * recorded.excess
+
+
+def _in_recorded_steps_alone(row: StragglerRow, result: AlignedJob, runs: Mapping[int, RunMetadata]) -> bool:
+    on_devices = any(partial.has_device_work for partial in result.partials.values())
+    return not on_devices and runs_longer_unprofiled(row, result.partials, runs) is False
 
 
 def _cpu_times(
-    row: StragglerRow, result: AlignedJob, runs: Mapping[int, RunMetadata]
+    row: StragglerRow, ranks: Collection[int], runs: Mapping[int, RunMetadata]
 ) -> tuple[_CpuTimes, _CpuTimes] | None:
-    """(in recorded steps, in unprofiled ones); None where not recorded of all ranks of a job on CPUs, or all are slow.
+    """(in recorded steps, in unprofiled ones); None where not recorded of all ranks, or all are slow.
 
     Means, as a straggler may be slow in few steps; of ``_LONG`` medians at most count of a step, as checkpoints,
     evaluations and compiling take more.
     """
     known: dict[int, tuple[float, float]] = {}
-    for rank, partial in result.partials.items():
+    for rank in ranks:
         run = runs.get(rank)
-        if partial.has_device_work or run is None or run.cpu is None or not run.cpu.steps or not run.cpu.thread_ns:
+        if run is None or run.cpu is None or not run.cpu.steps or not run.cpu.thread_ns:
             return None
-        if len(run.steps.unprofiled_thread_ns) < ENOUGH_STEPS:
+        if len(run.steps.unprofiled_thread_ns) < _STEPS:
             return None
-        known[rank] = run.cpu.thread_ns / run.cpu.steps, _mean(run.steps.unprofiled_thread_ns)
+        known[rank] = run.cpu.thread_ns / run.cpu.steps, usual_mean(run.steps.unprofiled_thread_ns)
     members = [known[rank] for rank in row.members if rank in known]
     others = [times for rank, times in known.items() if rank not in row.members]
     if not members or not others or not all(time > 0 for times in others for time in times):
@@ -147,7 +154,8 @@ def _cpu_times(
     return recorded, unprofiled
 
 
-def _mean(steps_ns: Sequence[int]) -> float:
+def usual_mean(steps_ns: Sequence[int]) -> float:
+    """The mean of what steps take, with no more than ``_LONG`` medians of one."""
     most = _LONG * median(steps_ns)
     return fmean(min(step, most) for step in steps_ns)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from perfscope.analyzers.replay.stragglers.profiling_effects import ENOUGH_STEPS
+from perfscope.analyzers.replay.stragglers.profiling_effects import runs_longer_unprofiled
 from perfscope.analyzers.rules.context import RuleContext
 from perfscope.analyzers.rules.ranks.imbalanced_work import SPREAD, flops_spread
 from perfscope.analyzers.rules.ranks.paused_in import asleep, paused_in
@@ -53,18 +53,12 @@ def may_be_the_machine(job: RuleContext, row: StragglerRow) -> bool:
         return False
     if not {row.cause, *row.causes} <= _RUNNING or row.scope not in ("rank", "ranks", "job"):
         return False
-    return not (_runs_longer_in_other_steps(job, row) or _has_a_reason(job, row))
+    return not (runs_longer_unprofiled(row, job.ranks, job.runs) or _has_a_reason(job, row))
 
 
 def doubt(job: RuleContext) -> str:
     """That in words."""
     return DOUBT.format(took=duration(job.steps * job.step_time_us))
-
-
-def _runs_longer_in_other_steps(job: RuleContext, row: StragglerRow) -> bool:
-    """Were unprofiled steps compared? Who runs longer in the recorded steps alone is no straggler."""
-    compared = [job.runs[rank].steps.unprofiled_thread_ns for rank in job.ranks if rank in job.runs]
-    return row.scope != "job" and len(compared) == len(job.ranks) and min(map(len, compared)) >= ENOUGH_STEPS
 
 
 def _has_a_reason(job: RuleContext, row: StragglerRow) -> bool:
@@ -73,6 +67,19 @@ def _has_a_reason(job: RuleContext, row: StragglerRow) -> bool:
         return True
     if row.scope == "job":
         return bool(paused_in(job, row)) or (flops_spread(job) or 0.0) >= SPREAD
-    if (work_over_peers(job, row) or 1.0) >= _MORE_WORK or waits_longer_us(job, row) >= WAITS * row.lost_us:
+    if _waits_longer(job, row) and _has_cores_of_its_own(job, row):
         return True
-    return bool(paused_in(job, row)) or asleep(job, row)
+    return (work_over_peers(job, row) or 1.0) >= _MORE_WORK or bool(paused_in(job, row)) or asleep(job, row)
+
+
+def _waits_longer(job: RuleContext, row: StragglerRow) -> bool:
+    return waits_longer_us(job, row) >= WAITS * row.lost_us
+
+
+def _has_cores_of_its_own(job: RuleContext, row: StragglerRow) -> bool:
+    """May a rank run on other cores than the others on its host? On cores that all share it is now this rank that waits
+    for one, and now another.
+    """
+    hosts = {rank: (run.host, run.cpu.cores if run.cpu is not None else "") for rank, run in job.runs.items()}
+    mine = hosts.get(row.rank, ("", ""))
+    return any(host == mine[0] and cores != mine[1] for host, cores in hosts.values())

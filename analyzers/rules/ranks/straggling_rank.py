@@ -15,7 +15,7 @@ from perfscope.analyzers.job.slow_operators import SlowOperator
 from perfscope.analyzers.losses import host_work
 from perfscope.analyzers.rank.host_activity import BETWEEN
 from perfscope.analyzers.rules.context import RuleContext, known
-from perfscope.analyzers.rules.host import cpu_oversubscription, garbage_collection, recompilation
+from perfscope.analyzers.rules.host import cpu_contention, cpu_oversubscription, garbage_collection, recompilation
 from perfscope.analyzers.rules.loading import dataloader_workers
 from perfscope.analyzers.rules.ranks import imbalanced_work
 from perfscope.analyzers.rules.ranks.brief_recording import AT_THE_START, doubt, is_at_the_start, may_be_the_machine
@@ -185,7 +185,7 @@ def told(job: RuleContext) -> StragglerRow | None:
     """
     others = (garbage_collection, recompilation, imbalanced_work, dataloader_workers)
     mine = [row for row in job.summary.stragglers if not any(rule.explains(job, row) for rule in others)]
-    mine = [row for row in mine if not _waits_for_own_threads(job, row)]
+    mine = [row for row in mine if not _waits_for_cores(job, row)]
     if not mine:
         return None
     worst = mine[0]
@@ -197,10 +197,16 @@ def told(job: RuleContext) -> StragglerRow | None:
     return worst if much or _is_steady(job, worst) or worst.lost_us >= OVER_NEXT * following else None
 
 
-def _waits_for_own_threads(job: RuleContext, row: StragglerRow) -> bool:
-    """Is a rank late because its training thread waits for a core, where the job's threads are more than the cores?"""
+def _waits_for_cores(job: RuleContext, row: StragglerRow) -> bool:
+    """Is a rank late because its training thread waits for a core, where the job's threads are more than the cores, or
+    in the short time that was recorded other programs were on these?
+    """
     waits = row.cause in ("compute", "host") and waits_longer_us(job, row) >= WAITS * row.lost_us
-    return waits and not job.on_devices and cpu_oversubscription.evaluate(job) is not None
+    if not waits or job.on_devices:
+        return False
+    # Of cores that all ranks share with other programs it is now one rank that waits, and now another.
+    turns = may_be_the_machine(job, row) and cpu_contention.evaluate(job) is not None
+    return turns or cpu_oversubscription.evaluate(job) is not None
 
 
 def _is_steady(job: RuleContext, row: StragglerRow) -> bool:

@@ -13,7 +13,7 @@ from perfscope.analyzers.job.slow_operators import SlowOperator
 from perfscope.analyzers.rank.host_activity import BETWEEN, SAVING
 from perfscope.analyzers.rank.loop_phases import IN_FORWARD
 from perfscope.analyzers.rules.context import RuleContext
-from perfscope.analyzers.rules.host import garbage_collection
+from perfscope.analyzers.rules.host import cpu_contention, garbage_collection
 from perfscope.analyzers.rules.ranks import remedies, straggling_rank
 from perfscope.recording.metadata import CaptureMetadata, CpuMetadata, DeviceMetadata, RunMetadata, StepsMetadata
 from perfscope.results.findings import Confidence, Finding, Prediction
@@ -581,10 +581,22 @@ def test_a_rank_that_alone_reads_many_values_is_told_as_such(tmp_path: Path) -> 
 
 
 def on_cpus(slow: StragglerRow, numbers: tuple[int, ...], *, other_steps: bool = False) -> RuleContext:
-    """``other_steps``: CPU times of threads in unprofiled steps were compared, too."""
-    timed = StepsMetadata(unprofiled_thread_ns=(10**7,) * 8)
-    runs = {rank: RunMetadata(rank=rank, steps=timed) for rank in range(2)} if other_steps else {}
-    return context(breakdown(0), breakdown(1), stragglers=(slow,), steps=numbers, devices=("CPU",), runs=runs)
+    """``other_steps``: rank 1 takes as much more CPU time in unprofiled steps as in the recorded ones."""
+    took_ns = [round((50_000 + rank * slow.lost_us) * 1e3) for rank in range(2)]
+    runs = {
+        rank: RunMetadata(
+            rank=rank, cpu=CpuMetadata(steps=1, thread_ns=ns), steps=StepsMetadata(unprofiled_thread_ns=(ns,) * 8)
+        )
+        for rank, ns in enumerate(took_ns)
+    }
+    return context(
+        breakdown(0),
+        breakdown(1),
+        stragglers=(slow,),
+        steps=numbers,
+        devices=("CPU",),
+        runs=runs if other_steps else {},
+    )
 
 
 @pytest.mark.parametrize(("numbers", "where"), [((4,), "the only recorded step"), ((4, 5), "the 2 recorded steps")])
@@ -683,14 +695,33 @@ def test_a_rank_that_does_something_of_its_own_is_slow_by_that(own: str) -> None
         rows = (breakdown(0), replace(breakdown(1), named_host_us={"save (train.py:9)": 12_000.0}))
         case = changed(case, time_breakdown=rows)
     else:
-        waits = {0: 0, 1: 70_000_000}
-        cpus = {
-            rank: CpuMetadata(steps=6, wall_ns=6 * 10**8, process_ns=5 * 10**8, thread_ns=5 * 10**8, waited_ns=waited)
-            for rank, waited in waits.items()
-        }
-        case = replace(case, runs={rank: RunMetadata(rank=rank, cpu=cpu) for rank, cpu in cpus.items()})
+        case = waiting_for_cores(case, "0", "1")
     assert straggling_rank.is_in_doubt(on_cpus(slow, BRIEF))
     assert not straggling_rank.is_in_doubt(case)
+
+
+def test_who_waits_for_cores_that_all_share_is_told_by_the_contention() -> None:
+    """All wait for a core, rank 1 for 11.7 ms of a step longer in these six: it is no straggler by that."""
+    slow = replace(SLOW, lost_us=20_000.0, share_of_steps=1.0, steps=BRIEF)
+    shared, bound = (waiting_for_cores(on_cpus(slow, BRIEF), *cores) for cores in (("0-1", "0-1"), ("0", "1")))
+    assert cpu_contention.evaluate(shared) is not None
+    assert straggling_rank.evaluate(shared) is None
+    assert straggling_rank.evaluate(bound) is not None
+
+
+def waiting_for_cores(case: RuleContext, *cores: str) -> RuleContext:
+    """Rank 1 waits for one for 11.7 ms of each step; the ranks may run on these."""
+    cpus = {
+        rank: CpuMetadata(
+            steps=6, wall_ns=6 * 10**8, process_ns=4 * 10**8, thread_ns=4 * 10**8,
+            waited_ns=70_000_000 + rank * 70_000_000,
+            cores=own,
+        )
+        for rank, own in enumerate(cores)
+    }  # fmt: skip
+    return replace(
+        case, runs={rank: RunMetadata(rank=rank, host="vm", cpu_count=2, cpu=cpu) for rank, cpu in cpus.items()}
+    )
 
 
 @pytest.mark.parametrize(
