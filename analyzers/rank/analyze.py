@@ -80,6 +80,7 @@ _OF_WHOLE_MODELS: Final = ("FullyShardedDataParallel.forward", "FSDP::root_pre_f
 _STRATEGY_MARKS: Final = {
     "ddp": (DDP_FORWARD,),
     "fsdp": ("FullyShardedDataParallel.", "FSDP::"),
+    "zero1": ("Optimizer.step#ZeroRedundancyOptimizer.",),
 }
 """Strategy -> prefixes of the ranges that torch.distributed itself records for it."""
 

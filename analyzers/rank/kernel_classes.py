@@ -26,7 +26,10 @@ OPERATORS: Final = (
     (EMBEDDING, r"^aten::_?embedding|EmbeddingBackward|embedding_bag|split_embedding|fbgemm::\w*lookup"),
     (NORMALISATION, r"(batch|layer|group|instance|rms|weight)_?norm|softmax"),
     (MATRIX, r"^aten::(_?addmm\w*|mm|bmm|baddbmm_?|addbmm_?|matmul|linear|mv|addmv_?|dot|_int_mm|_grouped_mm)$"),
-    (MATRIX, r"^aten::(_scaled_(grouped_)?mm(_v2)?|einsum|bilinear|_trilinear|_cudnn_rnn|miopen_rnn|lstm|gru)"),
+    (
+        MATRIX,
+        r"^aten::(_scaled_(grouped_)?mm(_v2)?|einsum|bilinear|_trilinear|_cudnn_rnn|miopen_rnn|mkldnn_rnn|lstm|gru)",
+    ),
 )
 """Classes by the name of an operator or of one around it, the first that matches; as the dispatcher spells them."""
 

@@ -40,6 +40,9 @@ INSIDE: Final = tuple(_RANGES)
 LOOP: Final = "the loop between "
 """What names of the time between two phases begin with."""
 
+OF_GRADIENTS: Final = f"{LOOP}backward and optimizer"
+"""Where gradients are clipped, scaled, reduced and looked at."""
+
 OF_BATCH: Final = "the preparation of the batch"
 """Between the arrival of a batch and the forward: augmentation, for example."""
 

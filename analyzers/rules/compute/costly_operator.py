@@ -22,6 +22,8 @@ from perfscope.text import count_per_step
 RULE: Final = "costly-operator"
 SHARE: Final = 0.20
 """Least share of the step that the operator takes."""
+_OF_LAYERS: Final = re.compile(r"backward|rnn|lstm|gru")
+"""Operators that do a layer's backward, or are recurrent layers, whatever their class."""
 _CLASSES: Final = (COPY, OTHER, REDUCTION)
 _OPERATOR: Final = re.compile(r"\w+::\w+$")
 """Functions of autograd and compiled code have other names, and hold many operators."""
@@ -50,7 +52,8 @@ def evaluate(job: RuleContext) -> Finding | None:
 
 
 def _may_be(row: OperatorRow) -> bool:
-    named = _OPERATOR.match(row.name) and not NOT_COMPUTE.match(row.name) and row.name not in FILLING
+    named = _OPERATOR.match(row.name) and not _OF_LAYERS.search(row.name) and row.name not in FILLING
+    named = named and not NOT_COMPUTE.match(row.name)
     return bool(named) and row.operator_class in _CLASSES
 
 

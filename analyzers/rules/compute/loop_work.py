@@ -9,13 +9,14 @@ trains: a bound. Rules about pauses, about loops over many tensors and about fil
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable
 from typing import Final
 
 from perfscope.analyzers.job.extra_work import LoopWorkCost
 from perfscope.analyzers.rank.extra.loop_work import HOOKS
 from perfscope.analyzers.rank.extra.model_loops import LOOPS
-from perfscope.analyzers.rank.loop_phases import OF_BATCH
+from perfscope.analyzers.rank.loop_phases import OF_BATCH, OF_GRADIENTS
 from perfscope.analyzers.rules.context import RuleContext
 from perfscope.results.findings import Action, Confidence, Evidence, Finding, code
 
@@ -55,9 +56,11 @@ def evaluate(job: RuleContext) -> Finding | None:
 
 
 def is_told(finding: Finding, others: Iterable[Finding], step_us: float) -> bool:
-    """Does one of the other findings, of rules that may be about the same work, save most of it?"""
-    least = _TOLD * _saved(finding, step_us)
-    return any(_saved(other, step_us) >= least for other in others)
+    """Is one of the other findings, of rules that may be about the same work, about the same part of the loop, or does
+    it save most of that?
+    """
+    least, part = _TOLD * _saved(finding, step_us), finding.title.partition(" take")[0]
+    return any(_saved(other, step_us) >= least or other.title.startswith(f"{part} runs") for other in others)
 
 
 def _saved(finding: Finding, step_us: float) -> float:
@@ -80,9 +83,21 @@ def _action(work: LoopWorkCost) -> Action:
         return Action(setting="forwards without gradients", old="few samples each", new="more, or fewer", how=_OF_MODEL)
     if work.part == OF_BATCH:
         return Action(setting="preparation of the batch", old="in the loop", new="in the loader", how=_OF_BATCH)
+    if any(_DRAWN.search(operator) for operator in work.operators):
+        return Action(setting="batches", old="made in the loop", new="made ahead", how=_OF_BATCH)
+    if work.part == OF_GRADIENTS:
+        return Action(setting="loops over gradients", old="one by one", new="one call for all", how=_OF_GRADIENTS)
     return Action(setting="work in the training loop", old="in every step", new="in fewer", how=_OF_LOOP)
 
 
+_DRAWN: Final = re.compile(r"::(?:rand|normal|uniform|bernoulli|multinomial|randperm)")
+"""Random numbers before a forward are a batch that is made."""
+_OF_GRADIENTS: Final = (
+    "What changes gradients there has to be done in each step: do it for all tensors in one call, and read no number of "
+    "single ones (.item(), .tolist()).\n"
+    + code("python", "torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm, foreach=True)")
+    + "\nWhat is only watched there (norms, histograms) needs no step in between: do it in fewer."
+)
 _OF_HOOKS: Final = (
     "Functions that register_hook and register_post_accumulate_grad_hook take run once for each gradient, and each "
     ".item() or .tolist() in them is a call of its own. Do this in fewer steps, and for all gradients in one call "

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from perfscope.analyzers.job.system.table import listed_cores
 from perfscope.analyzers.rules.context import RuleContext, known
 from perfscope.analyzers.rules.host.cpu_oversubscription import on_cpu_us
 from perfscope.analyzers.rules.typed import data_loader
@@ -98,7 +99,9 @@ def evaluate(job: RuleContext) -> Finding | None:
 
 def _crowded(job: RuleContext, host: str, runs: tuple[RunMetadata, ...]) -> _Crowded | None:
     counted = [run.cpu for run in runs if run.cpu is not None and run.cpu.waited_ns is not None and run.cpu.wall_ns]
-    cores = max((run.cpu_count or 0 for run in runs), default=0)
+    # Ranks that are bound to a core each have several together.
+    together = set[int]().union(*(listed_cores(cpu.cores) for cpu in counted))
+    cores = max(len(together), *(run.cpu_count or 0 for run in runs))
     threads = [run.cpu_threads or 1 for run in runs]
     if len(counted) < len(runs) or not cores or (max(threads) > 1 and sum(threads) > cores):
         return None

@@ -76,9 +76,19 @@ def test_on_devices_their_work_counts_and_known_lines_are_told() -> None:
         ("aten::mul", 0.3, "elementwise"),
         ("aten::fill_", 0.5, "other"),
         ("SegSumBackward", 0.3, "other"),
+        ("aten::mkldnn_rnn_layer_backward", 0.3, "other"),
         ("c10d::allreduce_", 0.3, "other"),
     ],
-    ids=["little", "a layer", "a normalization", "arithmetic", "told by another rule", "a function", "communication"],
+    ids=[
+        "little",
+        "a layer",
+        "a normalization",
+        "arithmetic",
+        "told by another rule",
+        "a function",
+        "a layer's backward",
+        "communication",
+    ],
 )
 def test_near_misses(name: str, share: float, kind: str) -> None:
     assert found(operator(name, share, kind)) is None

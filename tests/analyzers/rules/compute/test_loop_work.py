@@ -11,7 +11,7 @@ from perfscope.analyzers.job.extra_work import LoopCost, LoopWorkCost
 from perfscope.analyzers.rank.extra.loop_work import HOOKS
 from perfscope.analyzers.rank.extra.model_loops import LOOPS
 from perfscope.analyzers.rank.host_activity import BETWEEN
-from perfscope.analyzers.rank.loop_phases import OF_BATCH
+from perfscope.analyzers.rank.loop_phases import OF_BATCH, OF_GRADIENTS
 from perfscope.analyzers.rules import evaluate
 from perfscope.analyzers.rules.compute import loop_work
 from perfscope.results.findings import Finding, Prediction
@@ -40,6 +40,12 @@ def found(*work: LoopWorkCost, **others: Any) -> Finding | None:
         ),
         (replace(ROLLOUT, forwards=0.0), "takes 60% of the step: aten::linear, aten::tanh", "more samples at once"),
         (METRICS, "takes 20% of the step: aten::histc, aten::item", "perfscope run --stacks"),
+        (
+            replace(METRICS, operators=("aten::randn", "aten::to")),
+            "aten::randn, aten::to",
+            "collate_fn of a DataLoader",
+        ),
+        (replace(METRICS, part=OF_GRADIENTS), "backward and optimizer takes 20%", "has to be done in each step"),
         (replace(METRICS, part=OF_BATCH), "The preparation of the batch takes 20%", "collate_fn of a DataLoader"),
         (
             replace(METRICS, part=HOOKS),
@@ -63,10 +69,12 @@ def test_the_longest_is_named_and_all_are_evidence() -> None:
     assert [row.value for row in finding.evidence] == [0.6 * STEP_US, 64.0, 0.2 * STEP_US]
 
 
-@pytest.mark.parametrize(("saved", "fires"), [(0.15, False), (0.08, True)])
-def test_not_where_loops_over_tensors_are_most_of_it(saved: float, fires: bool) -> None:
-    """``small-operators`` says what to call instead."""
-    loop = LoopCost(BETWEEN, 500.0, 0.2 * STEP_US, ("aten::mul_",))
+@pytest.mark.parametrize(
+    ("part", "saved", "fires"), [(OF_GRADIENTS, 0.15, False), (OF_GRADIENTS, 0.08, True), (BETWEEN, 0.08, False)]
+)
+def test_not_where_loops_over_tensors_are_most_of_it(part: str, saved: float, fires: bool) -> None:
+    """``small-operators`` says what to call instead; of the same part of the loop in any case."""
+    loop = LoopCost(part, 500.0, 0.2 * STEP_US, ("aten::mul_",))
     step = Prediction(low=0.5 * STEP_US, mid=(1 - saved) * STEP_US, high=STEP_US)
     case = context(breakdown(0), breakdown(1), loop_work=(METRICS,), loops=(loop,), devices=("CPU",))
     findings = evaluate(replace(case, predict=lambda _: step))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ from tests.analyzers.rules.jobs import breakdown, context
 def evaluate(
     *, ranks: int = 2, cores: int = 2, waited: float | None = 0.4, busy: float = 0.6, threads: int = 1,
     workers: int = 0, device: str = "cpu", rows: dict[str, float] | None = None, steps: int = 8,
-    dataloader: tuple[DataLoaderRow, ...] = (), host: HostRow | None = None,
+    dataloader: tuple[DataLoaderRow, ...] = (), host: HostRow | None = None, own_cores: tuple[str, ...] = (),
 ) -> Finding | None:  # fmt: skip
     """Each rank runs for ``busy`` and waits for a core for ``waited`` of its steps' time."""
     cpu = CpuMetadata(
@@ -27,7 +28,8 @@ def evaluate(
     )  # fmt: skip
     runs = {
         rank: RunMetadata(
-            rank=rank, host="node7", cpu_count=cores, cpu_threads=threads, cpu=cpu,
+            rank=rank, host="node7", cpu_count=cores, cpu_threads=threads,
+            cpu=replace(cpu, cores=own_cores[rank]) if own_cores else cpu,
             device=DeviceMetadata(type=device), dataloaders=(DataLoaderMetadata(num_workers=workers),),
         )
         for rank in range(ranks)
@@ -111,6 +113,13 @@ def test_threads_of_the_ranks_wait_for_one_another_where_nobody_else_runs(others
     found = evaluate(waited=0.3, host=HostRow(**{**blank, "cpu_share": (1.2 + others) / 2, **known}))
     assert found is not None
     assert found.action.setting == setting
+
+
+def test_ranks_with_a_core_each_have_these_together() -> None:
+    """Each may run on one of the two cores of the host."""
+    found = evaluate(cores=1, own_cores=("0", "1"))
+    assert found is not None
+    assert found.title.endswith("(2 cores on node7)")
 
 
 def test_with_devices_only_the_hosts_part_of_the_step_counts() -> None:
