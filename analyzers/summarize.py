@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from operator import attrgetter
@@ -51,7 +51,7 @@ from perfscope.analyzers.replay.step_time import is_trusted
 from perfscope.analyzers.replay.stragglers.contention import contention_notes, without_contention
 from perfscope.analyzers.replay.stragglers.profiling_effects import profiling_effect_notes, without_profiling_effects
 from perfscope.analyzers.replay.stragglers.rows import straggler_rows
-from perfscope.analyzers.replay.stragglers.steady_pauses import with_steady_pauses
+from perfscope.analyzers.replay.stragglers.steady_pauses import with_steady_pauser, with_steady_pauses
 from perfscope.analyzers.samples import positions_per_sample, samples_per_batch, samples_per_step
 from perfscope.analyzers.verdict import of_snapshots, verdict
 from perfscope.analyzers.whatif.curves import curves
@@ -92,6 +92,8 @@ def summarize(
     pipeline, machines = find_pipeline(result, runs), replay.system
     late = with_steady_pauses(_stragglers(replay), result)
     own = without_contention(late, result, runs, machines, replay.core_ns)
+    if pipeline is None:
+        own = with_steady_pauser(own, result, replay.core_ns)
     groups, size = group_rows(result), world_size(result.partials, runs)
     strategies = job_strategies(result, runs, pipeline, groups, size) or ("unknown",)
     info = _job_info(job, identified, result, runs, strategies)
@@ -122,7 +124,7 @@ def summarize(
             *job_notes(job, result, info, time_breakdown),
             *pipeline_notes(pipeline, info.strategies),
             *system_notes(job, machines),
-            *contention_notes([row for row in late if row not in own], info.step_time_us),
+            *contention_notes([row for row in late if row not in own and not _are_told(row, own)], info.step_time_us),
             *profiling_effect_notes(of_profiling, result, runs, info.unprofiled_step_us),
             *unlisted_notes(unlisted),
             *compiled.notes,
@@ -308,6 +310,11 @@ def _clock(result: AlignedJob) -> tuple[ClockRow, ...]:
         )
         for index, rank in enumerate(clocks.ranks)
     )
+
+
+def _are_told(row: StragglerRow, rows: Iterable[StragglerRow]) -> bool:
+    """Is one of its ranks named by another row?"""
+    return any(set(row.members) & set(other.members) for other in rows)
 
 
 def _stragglers(replay: JobReplay) -> tuple[StragglerRow, ...]:

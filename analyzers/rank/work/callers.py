@@ -14,39 +14,47 @@ from perfscope.analyzers.rank.loop_phases import AUTOGRAD
 from perfscope.analyzers.rank.nesting import Nested
 from perfscope.analyzers.rank.pauses import FUNCTION
 from perfscope.analyzers.rank.work.per_step import heaviest
-from perfscope.trace.trace import NONE, Category, Int64, Trace
+from perfscope.trace.trace import NONE, Category, Float64, Int64, Trace
 
 _LINES: Final = 8
 """Operators whose callers are looked for, the costliest."""
+_MOST: Final = 1_000
+"""Calls of one that are looked at."""
 _CALLS: Final = 50
 """Calls of one that are looked at for their Python functions, the longest."""
 _NOT_ONES_OWN: Final = re.compile(r"^<|^torch/|(?:^|/)(?:threading|runpy|contextlib|importlib/\w+)\.py\(")
 """Python functions of torch and of the interpreter."""
 
 
-def callers(trace: Trace, operators: Nested, line: Int64, weights: Int64) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def callers(trace: Trace, operators: Nested, line: Int64, cost: Float64) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """(the outermost operator, the innermost Python function) around most of each of the first lines; empty where there
-    is none, or stacks are not recorded. ``line`` and ``weights`` are of each of the nested operators.
+    is none, or stacks are not recorded. ``line`` and ``cost`` are of each of the nested operators.
     """
-    chosen = np.flatnonzero((line >= 0) & (line < _LINES) & (weights > 0))
+    chosen = np.concatenate([_some(np.flatnonzero(line == number)) for number in range(_LINES)])
+    chosen = chosen[cost[chosen] > 0]
     if not len(chosen):
         return (), ()
     lines = int(line[chosen].max()) + 1
-    of_engine = trace.names_where(AUTOGRAD.match, operators.row)
     outermost = chosen.copy()
     while True:
         around = operators.parent[outermost]
-        inner = np.flatnonzero((around != NONE) & ~of_engine[around])
+        of_engine = trace.names_where(AUTOGRAD.match, operators.row[around])
+        inner = np.flatnonzero((around != NONE) & ~of_engine)
         if not len(inner):
             break
         outermost[inner] = around[inner]
     own, name = trace.name[operators.row[chosen]], trace.name[operators.row[outermost]]
     name = np.where(name == own, NONE, name).astype(np.int64)
-    within = heaviest(line[chosen], name, weights[chosen], lines)
-    return _names(trace, within), _functions(trace, operators.row[chosen], line[chosen], weights[chosen], lines)
+    within = heaviest(line[chosen], name, cost[chosen], lines)
+    return _names(trace, within), _functions(trace, operators.row[chosen], line[chosen], cost[chosen], lines)
 
 
-def _functions(trace: Trace, rows: Int64, line: Int64, weights: Int64, lines: int) -> tuple[str, ...]:
+def _some(places: Int64) -> Int64:
+    """Of many one after every so many."""
+    return places[:: len(places) // _MOST + 1]
+
+
+def _functions(trace: Trace, rows: Int64, line: Int64, cost: Float64, lines: int) -> tuple[str, ...]:
     python = trace.rows(Category.PYTHON, named=lambda name: FUNCTION.search(name) and not _NOT_ONES_OWN.search(name))
     if not len(python):
         return ()
@@ -54,7 +62,7 @@ def _functions(trace: Trace, rows: Int64, line: Int64, weights: Int64, lines: in
     found = np.full(lines, NONE, dtype=np.int64)
     for number in range(lines):
         mine = np.flatnonzero(line == number)
-        mine = mine[np.argsort(-weights[mine], kind="stable")[:_CALLS]]
+        mine = mine[np.argsort(-cost[mine], kind="stable")[:_CALLS]]
         functions = np.full(len(mine), NONE, dtype=np.int64)
         for place, row in enumerate(rows[mine].tolist()):
             around = (start <= trace.start_ns[row]) & (end >= trace.ends_ns(np.array([row]))[0])
@@ -62,7 +70,7 @@ def _functions(trace: Trace, rows: Int64, line: Int64, weights: Int64, lines: in
             if len(inside):  # in time order, so that the innermost is the last
                 functions[place] = trace.name[python[inside[-1]]]
         if len(mine):
-            found[number] = heaviest(np.zeros(len(mine), dtype=np.int64), functions, weights[mine], 1)[0]
+            found[number] = heaviest(np.zeros(len(mine), dtype=np.int64), functions, cost[mine], 1)[0]
     return _names(trace, found)
 
 

@@ -50,9 +50,8 @@ def operator_times(
     names, line[is_listed] = lines_of(
         trace.name[operators.row[is_listed]], cost[is_listed], trace.strings.__getitem__, OTHER_OPERATORS
     )
-    heavy = np.where(is_listed, cost, 0)
-    called_by, function = callers(trace, operators, line, heavy.astype(np.int64))
-    del cost, heavy
+    called_by, function = callers(trace, operators, line, np.asarray(cost, dtype=np.float64))
+    del cost
     lines = len(names)
     counted = _counted(trace, work, attribution, classed, host_step)
     flops_line, position = np.unique(line[counted.place], return_inverse=True)

@@ -93,8 +93,8 @@ def _action(work: LoopWorkCost) -> Action:
 _DRAWN: Final = re.compile(r"::(?:rand|normal|uniform|bernoulli|multinomial|randperm)")
 """Random numbers before a forward are a batch that is made."""
 _OF_GRADIENTS: Final = (
-    "What changes gradients there has to be done in each step: do it for all tensors in one call, and read no number of "
-    "single ones (.item(), .tolist()).\n"
+    "What changes gradients there has to be done in each step: do it for all tensors in one call, and read no number "
+    "of single ones (.item(), .tolist()).\n"
     + code("python", "torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm, foreach=True)")
     + "\nWhat is only watched there (norms, histograms) needs no step in between: do it in fewer."
 )

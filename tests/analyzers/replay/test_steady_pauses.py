@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from perfscope.analyzers.rank.intervals import Intervals
-from perfscope.analyzers.replay.stragglers.steady_pauses import with_steady_pauses
+from perfscope.analyzers.replay.stragglers.steady_pauses import with_steady_pauser, with_steady_pauses
+from perfscope.results.categories import TimeCategory
 from perfscope.results.rows import StragglerRow
 
 STEPS = tuple(range(8, 16))
@@ -30,7 +31,8 @@ def rank(*paused_ms: float) -> Any:
     )
     pauses = Intervals.of(start, start + (np.array(paused_ms) * 1e6).astype(np.int64))
     elsewhere = Intervals.of(start + 60_000_000, start + 70_000_000 + elsewhere_ns)
-    return SimpleNamespace(named_host={"the loop": pauses, "the backward": elsewhere}, steps=steps)
+    named = {"the loop": pauses, "the backward": elsewhere}
+    return SimpleNamespace(named_host=named, steps=steps, has_device_work=False)
 
 
 def found(*ranks: Any, row: StragglerRow = IN_TURN) -> StragglerRow:
@@ -61,3 +63,54 @@ def test_the_rank_that_pauses_in_nearly_every_step_is_slow_steadily() -> None:
 )
 def test_others_stay_as_they_are(ranks: tuple[Any, ...], row: StragglerRow) -> None:
     assert found(*ranks, row=row) == row
+
+
+def added(
+    *ranks: Any, waits_ms: float = 14.0, told: tuple[StragglerRow, ...] = (), core_ms: tuple[Any, ...] = ()
+) -> tuple[StragglerRow, ...]:
+    """Of a job of which ``told`` is known; all but rank 0 wait so long per step for late ranks."""
+    totals = {}
+    for number in range(len(ranks)):
+        totals[number] = np.zeros((len(STEPS), len(TimeCategory)), dtype=np.int64)
+        totals[number][:, TimeCategory.COMM_WAIT] = round(waits_ms * 1e6) if number else 0
+    result: Any = SimpleNamespace(
+        partials=dict(enumerate(ranks)), steps=STEPS, step_ns=STEP_MS * 1e6, totals=totals,
+        hosts=SimpleNamespace(names={0: "vm"}),
+    )  # fmt: skip
+    core = {number: (np.array(ms) * 1e6).astype(np.int64) for number, ms in enumerate(core_ms)}
+    return with_steady_pauser(told, result, core)
+
+
+ALWAYS, NEVER = rank(*[16] * 8), rank(*[1] * 8)
+
+
+def test_who_pauses_in_the_same_place_in_each_step_is_named_whatever_it_waits_for_cores() -> None:
+    """15 ms longer than the other, which waits 14 for it; both wait for cores, now one for longer and now the other."""
+    (one,) = added(ALWAYS, NEVER, core_ms=((50, 40, 20, 50, 20, 40, 10, 30), (40, 0, 30, 10, 40, 10, 0, 0)))
+    assert (one.rank, one.cause, one.scope, one.pattern, one.host) == (0, "host", "rank", "steady", "vm")
+    assert (one.steps, one.share_of_steps) == (STEPS, 1.0)
+    assert one.lost_us == 14_000.0
+
+
+def test_it_takes_the_place_of_what_is_told_of_the_rank_for_less() -> None:
+    little = StragglerRow(rank=0, cause="host", lost_us=3_000.0, confidence="medium", ranks=(0,))
+    other = replace(little, rank=1, ranks=(1,), lost_us=20_000.0)
+    kept, one = added(ALWAYS, NEVER, NEVER, told=(other, little))
+    assert (kept, one.rank, one.lost_us) == (other, 0, 14_000.0)
+    enough = replace(little, lost_us=8_000.0)
+    assert added(ALWAYS, NEVER, told=(enough,)) == (enough,)
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        added(ALWAYS, NEVER, waits_ms=5),
+        added(rank(16, 16, 16, 16, 16, 1, 1, 16), NEVER),
+        added(rank(16, 16, 16, 16, 16, 16, 16, 1), NEVER, core_ms=((0, 0, 12, 12, 0, 0, 0, 0), (0,) * 8)),
+        added(ALWAYS, ALWAYS),
+        added(ALWAYS),
+    ],
+    ids=["nobody waits", "in six of eight steps", "as it waits for cores in two more", "both", "alone"],
+)
+def test_nobody_else_is(rows: tuple[StragglerRow, ...]) -> None:
+    assert rows == ()
