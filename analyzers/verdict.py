@@ -54,6 +54,8 @@ steps that take far longer than most, they are named."""
 
 EVALUATED: Final = "Steps with an evaluation, which are left out, take"
 """What is said of these begins with this."""
+_OF_MACHINES: Final = ("cores per host", "cores per rank")
+"""What nobody sets: the instructions say how to get them."""
 OF_OTHERS: Final = "Of the others:"
 """Then follows the verdict without these steps."""
 
@@ -477,7 +479,8 @@ def _change(action: Action) -> str:
     """The change as one sentence: the setting with its new value where that is one word, else the instructions."""
     new = action.new
     phrase = " " in (new or "") or (" " in (action.old or "") and new != "set")
-    if new is None or new == action.old or new == "used" or (phrase and "…" not in action.setting):
+    machines = action.setting in _OF_MACHINES
+    if new is None or new == action.old or new == "used" or machines or (phrase and "…" not in action.setting):
         first = plain(action.how).split("\n")[0]
         return f"{first.removesuffix(':')}." if first.endswith(":") else first  # its code is in the ranked list
     if "…" in action.setting:

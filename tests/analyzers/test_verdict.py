@@ -276,6 +276,19 @@ def test_what_is_no_setting_is_not_set(setting: str, old: str, new: str, said: s
     assert found.lead == "Do first"
 
 
+def test_cores_are_not_set() -> None:
+    (finding, *_) = evaluate(starved(80_000))
+    action = dataclasses.replace(
+        finding.action,
+        setting="cores per host",
+        old="2",
+        new="3",
+        how="Use a host with 3 cores or more. Or fewer ranks.",
+    )
+    found = judged(context(breakdown(0, idle_host=30_000)), dataclasses.replace(finding, action=action))
+    assert str(found.first_action).startswith("Use a host with 3 cores or more.")
+
+
 def test_where_to_look_is_nothing_to_do_first() -> None:
     found = judged(context(breakdown(0, exposed_comm_transfer=33_000)))
     assert found.first_action is not None
