@@ -16,6 +16,7 @@ from typing import Final
 from perfscope.analyzers.job.extra_work import LoopWorkCost
 from perfscope.analyzers.rank.extra.loop_work import HOOKS
 from perfscope.analyzers.rank.extra.model_loops import LOOPS
+from perfscope.analyzers.rank.host_activity import BETWEEN
 from perfscope.analyzers.rank.loop_phases import OF_BATCH, OF_GRADIENTS
 from perfscope.analyzers.rules.context import RuleContext
 from perfscope.results.findings import Action, Confidence, Evidence, Finding, code
@@ -83,14 +84,14 @@ def _action(work: LoopWorkCost) -> Action:
         return Action(setting="forwards without gradients", old="few samples each", new="more, or fewer", how=_OF_MODEL)
     if work.part == OF_BATCH:
         return Action(setting="preparation of the batch", old="in the loop", new="in the loader", how=_OF_BATCH)
-    if any(_DRAWN.search(operator) for operator in work.operators):
+    if work.part == BETWEEN and any(_DRAWN.search(operator) for operator in work.operators):
         return Action(setting="batches", old="made in the loop", new="made ahead", how=_OF_BATCH)
     if work.part == OF_GRADIENTS:
         return Action(setting="loops over gradients", old="one by one", new="one call for all", how=_OF_GRADIENTS)
     return Action(setting="work in the training loop", old="in every step", new="in fewer", how=_OF_LOOP)
 
 
-_DRAWN: Final = re.compile(r"::(?:rand|normal|uniform|bernoulli|multinomial|randperm)")
+_DRAWN: Final = re.compile(r"::(?:rand|normal|uniform)")
 """Random numbers before a forward are a batch that is made."""
 _OF_GRADIENTS: Final = (
     "What changes gradients there has to be done in each step: do it for all tensors in one call, and read no number "
