@@ -2,8 +2,9 @@
 of one that is shared, for tenths of a second.
 
 All operators of such a rank take longer alike, for the same work. A rank that does something of its own, sleeps, or
-waits for a core is slow by that, and where unprofiled steps show that its thread runs longer in them, too, it is slow
-in these as well. Nor is a rank slow that was late in the first steps alone, right behind the profiler's start.
+waits for cores that it does not share with the others is slow by that; and where unprofiled steps show that its thread
+runs longer in them, too, it is slow in these as well. In doubt is also a rank that was late in the first steps alone,
+right behind the profiler's start.
 """
 
 from __future__ import annotations
@@ -19,16 +20,15 @@ from perfscope.results.rows import StragglerRow
 from perfscope.text import duration
 
 LONG_US: Final = 0.75e6
-"""Recorded time from which a machine's moods are over."""
+"""Recorded time in which other programs come and go."""
 _RUNNING: Final = frozenset({"compute", "host"})
 _MORE_WORK: Final = 1.05
 """FLOPs over the peers' from which a rank has work of its own."""
 
-DOUBT: Final = (
+_DOUBT: Final = (
     "The recording is {took} long. On CPUs another program may have used a core meanwhile, which nothing in it shows: "
     "record more steps (perfscope run --active 50) before you look for a cause."
 )
-
 
 _FIRST: Final = 2
 _OF_STEPS: Final = 1 / 3
@@ -58,7 +58,7 @@ def may_be_the_machine(job: RuleContext, row: StragglerRow) -> bool:
 
 def doubt(job: RuleContext) -> str:
     """That in words."""
-    return DOUBT.format(took=duration(job.steps * job.step_time_us))
+    return _DOUBT.format(took=duration(job.steps * job.step_time_us))
 
 
 def _has_a_reason(job: RuleContext, row: StragglerRow) -> bool:
