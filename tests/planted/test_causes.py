@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 
+from perfscope.analyzers.rules.ranks.brief_recording import LONG_US
 from perfscope.results.summary import Summary
 from perfscope.results.time_breakdown import TimeBreakdown
 from tests.analyzers.measured import advised, measured
@@ -265,7 +266,10 @@ def test_the_stragglers_are_reported(case: Case) -> None:
             assert row.lost_us == pytest.approx(alone, rel=0.05)
         # One slow batch does not show how fast the other ranks load, once they need not wait for this one.
         one_batch = row.cause == "dataloader" and len(row.steps) == 1
-        assert row.confidence in (("low",) if one_batch else ("medium", "high"))
+        # And in a part of a second all operators of a rank on a CPU may take longer by what else runs there.
+        recorded_us = sum(case.summary.job.step_time_us_per_step)
+        brief = case.summary.job.devices == ("CPU",) and row.cause == "compute" and recorded_us < LONG_US
+        assert row.confidence in (("low",) if one_batch or brief else ("medium", "high"))
 
 
 def test_the_unchanged_replay_is_the_recording(case: Case) -> None:
