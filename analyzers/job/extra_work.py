@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from statistics import median, median_low
+from typing import Protocol, TypeVar
 
 import numpy as np
 
 from perfscope.analyzers.job.aligned import AlignedJob
 from perfscope.analyzers.rank.partial import ExtraWork, RankPartial
 from perfscope.frozen import dataclass
+from perfscope.grouping import grouped
 from perfscope.results.categories import TimeCategory
+from perfscope.trace.trace import Int64
+
+
+class _OfPart(Protocol):
+    """A cost of one part of the training loop."""
+
+    @property
+    def part(self) -> str: ...
+
+
+_Cost = TypeVar("_Cost", bound=_OfPart)
 
 
 @dataclass(frozen=True)
@@ -54,18 +67,28 @@ class LoopCost:
 
 def loop_costs(result: AlignedJob) -> tuple[LoopCost, ...]:
     """Those of each part that most ranks loop in, the costliest first."""
-    found: dict[str, list[LoopCost]] = {}
-    for partial in result.partials.values():
-        used = partial.steps.indices_of(result.steps)
-        for part in partial.loops.parts:
-            count, us = float(part.count[used].mean()), float(part.took_ns[used].mean()) / 1e3
-            found.setdefault(part.name, []).append(LoopCost(part.name, count, us, part.operators))
+    costs = (
+        LoopCost(part.name, float(part.count[used].mean()), float(part.took_ns[used].mean()) / 1e3, part.operators)
+        for partial, used in _used(result)
+        for part in partial.loops.parts
+    )
     usual = [
-        LoopCost(name, median(row.count for row in rows), median(row.us for row in rows), rows[0].operators)
-        for name, rows in found.items()
-        if 2 * len(rows) > len(result.partials)
+        LoopCost(rows[0].part, median(row.count for row in rows), median(row.us for row in rows), rows[0].operators)
+        for rows in _of_most_ranks(costs, result)
     ]
     return tuple(sorted(usual, key=lambda row: -row.us))
+
+
+def _used(result: AlignedJob) -> Iterator[tuple[RankPartial, Int64]]:
+    """Each rank with the indices of the used steps in its own."""
+    for partial in result.partials.values():
+        yield partial, partial.steps.indices_of(result.steps)
+
+
+def _of_most_ranks(costs: Iterable[_Cost], result: AlignedJob) -> list[list[_Cost]]:
+    """The costs of each part of the loop that most ranks have."""
+    found = grouped((cost.part, cost) for cost in costs)
+    return [rows for rows in found.values() if 2 * len(rows) > len(result.partials)]
 
 
 @dataclass(frozen=True)
@@ -83,23 +106,26 @@ class LoopWorkCost:
 
 def loop_work_costs(result: AlignedJob) -> tuple[LoopWorkCost, ...]:
     """Those of each part that most ranks compute in, the costliest first."""
-    found: dict[str, list[LoopWorkCost]] = {}
-    for partial in result.partials.values():
-        used = partial.steps.indices_of(result.steps)
-        for part in partial.loop_work:
-            us, forwards = float(part.took_ns[used].mean()) / 1e3, float(part.forwards[used].mean())
-            cost = LoopWorkCost(part.name, us, forwards, part.operators, part.of_model)
-            found.setdefault(part.name, []).append(cost)
+    costs = (
+        LoopWorkCost(
+            part.name,
+            float(part.took_ns[used].mean()) / 1e3,
+            float(part.forwards[used].mean()),
+            part.operators,
+            part.of_model,
+        )
+        for partial, used in _used(result)
+        for part in partial.loop_work
+    )
     usual = [
         LoopWorkCost(
-            name,
+            rows[0].part,
             _of_most(row.us for row in rows),
             _of_most(row.forwards for row in rows),
             rows[0].operators,
             of_model=rows[0].of_model,
         )
-        for name, rows in found.items()
-        if 2 * len(rows) > len(result.partials)
+        for rows in _of_most_ranks(costs, result)
     ]
     return tuple(sorted(usual, key=lambda row: -row.us))
 

@@ -31,27 +31,49 @@ _AT_WORK: Final = 0.1
 """Share of the job's communication below which the group of all ranks, among others, serves minor purposes only."""
 
 
+@dataclass(frozen=True, eq=False)
+class _OfAll:
+    """What is found once for all groups: each collective's transfer time, ns, and the numbers of groups that are rings,
+    that exchange between steps, and that broadcast back what they reduce to one rank.
+    """
+
+    transfer: Int64
+    rings: frozenset[int]
+    between: frozenset[int]
+    returned: frozenset[int]
+
+    @classmethod
+    def of(cls, result: AlignedJob) -> _OfAll:
+        partials, matched = result.partials, result.matched
+        return cls(
+            instance_transfer_ns(matched),
+            ring_groups(result),
+            exchanges_between_steps(partials, matched),
+            groups_of_returned(partials, matched),
+        )
+
+
 def group_rows(result: AlignedJob) -> tuple[GroupRow, ...]:
     """One row for each group in which anything ran, the busiest first."""
     matched = result.matched
     instances = matched.instances
-    transfer = instance_transfer_ns(matched)
+    of_all_groups = _OfAll.of(result)
+    transfer = of_all_groups.transfer
     alike = Blocks.of(instances.group)
     lines = Blocks.of(instances.group[matched.instance]) if len(instances) else alike
     total = float(transfer.sum())
     of_loop = collectives_of_loop(result.partials, matched)
     everyone = set(result.partials).union(*(group.ranks for group in instances.groups))
-    rows, rings = [], ring_groups(result)
+    rows = []
     for label in range(len(alike)):
         chosen, own = alike.rows(label), lines.rows(label)
         group = instances.groups[int(instances.group[chosen[0]])]
         ranks = distinct(matched.rank[own])
-        ringed = int(instances.group[chosen[0]]) in rings
         models, of_models = chosen[~of_loop[chosen]], own[~of_loop[matched.instance[own]]]
         if group_size(instances, int(instances.group[chosen[0]])) == 1:
             role, how = "unknown", "one rank alone, which exchanges nothing"
         elif len(models):
-            role, how = _role(result, group, models, of_models, transfer, ringed)
+            role, how = _role(result, group, models, of_models, of_all_groups)
         else:
             role, how = "unknown", "small collectives of the training loop itself: metrics, barriers"
         of_all = len(alike) > 1 and set(group.ranks) == everyone and role_by_description(group.description) is None
@@ -70,13 +92,11 @@ def group_rows(result: AlignedJob) -> tuple[GroupRow, ...]:
     return tuple(sorted(rows, key=lambda row: -row.comm_us))
 
 
-def _role(
-    result: AlignedJob, group: Group, chosen: Int64, own: Int64, transfer: Int64, ringed: bool
-) -> tuple[str, str]:
+def _role(result: AlignedJob, group: Group, chosen: Int64, own: Int64, of_all: _OfAll) -> tuple[str, str]:
     described = role_by_description(group.description)
     if group == UNKNOWN_GROUP:
         return "unknown", "the recording does not say which ranks take part"
-    role, how = role_by_traffic(_traffic(result, group, chosen, own, transfer, ringed))
+    role, how = role_by_traffic(_traffic(result, group, chosen, own, of_all))
     if described is None:
         return role, f"its collectives: {how}"
     if (described, role) == ("data", "shard"):
@@ -85,12 +105,11 @@ def _role(
     return described, f"its description, {group.description}"
 
 
-def _traffic(
-    result: AlignedJob, group: Group, chosen: Int64, own: Int64, transfer: Int64, ringed: bool
-) -> GroupTraffic:
+def _traffic(result: AlignedJob, group: Group, chosen: Int64, own: Int64, of_all: _OfAll) -> GroupTraffic:
     instances = result.matched.instances
+    number = int(instances.group[chosen[0]])
     kind = instances.kind[chosen]
-    time = np.bincount(kind, weights=transfer[chosen], minlength=len(instances.kinds))
+    time = np.bincount(kind, weights=of_all.transfer[chosen], minlength=len(instances.kinds))
     share = dict(zip(instances.kinds, (time / max(time.sum(), 1.0)).tolist(), strict=True))
     exchanged = instances.is_kind(("send_recv",))[chosen]
     swaps = chosen[instances.is_kind(("all_to_all",))[chosen]]
@@ -111,9 +130,10 @@ def _traffic(
         alternating=_alternating(result, chosen),
         uneven=len(distinct(swapped[swapped > 0])) > 1,
         indices=float(swapped[whole & (swapped > 0)].sum()) / max(float(swapped[swapped > 0].sum()), 1.0),
-        between=int(instances.group[chosen[0]]) in exchanges_between_steps(result.partials, result.matched),
-        returned=int(instances.group[chosen[0]]) in groups_of_returned(result.partials, result.matched),
-        rings=ringed or bool(exchanged.any() and expected > 2 and (present[exchanged] == expected).all()),
+        between=number in of_all.between,
+        returned=number in of_all.returned,
+        rings=number in of_all.rings
+        or bool(exchanged.any() and expected > 2 and (present[exchanged] == expected).all()),
     )
 
 

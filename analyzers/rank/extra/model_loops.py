@@ -13,7 +13,7 @@ from typing import Final
 
 import numpy as np
 
-from perfscope.analyzers.rank.extra.loop_work import longest, took_ns
+from perfscope.analyzers.rank.extra.loop_work import ENGINE, longest, took_ns
 from perfscope.analyzers.rank.host_activity import COMPILED_CODE, HostActivity
 from perfscope.analyzers.rank.intervals import Intervals
 from perfscope.analyzers.rank.kernel_classes import EMBEDDING, NORMALISATION, PRODUCTS, class_of_operator
@@ -32,7 +32,7 @@ REPEATED: Final = 100
 """Calls of one operator with no layer between them from which they are a loop's."""
 _FORWARD: Final = (IN_FORWARD, f"{LOOP}forward and backward")
 """The loss often follows the model's own forward."""
-_OF_PARAMETERS: Final = re.compile(r"(?:autograd::engine::evaluate_function: )?torch::autograd::AccumulateGrad$")
+_OF_PARAMETERS: Final = re.compile(f"(?:{ENGINE})?torch::autograd::AccumulateGrad$")
 """What autograd does once for each parameter: no loop of the model's."""
 _LAYERS: Final = (*PRODUCTS, NORMALISATION, EMBEDDING)
 """Classes of operators that are layers."""

@@ -21,9 +21,10 @@ import numpy as np
 
 from perfscope.analyzers.job.aligned import AlignedJob
 from perfscope.analyzers.rank.intervals import Intervals
+from perfscope.analyzers.replay.stragglers.own_time import over_others
 from perfscope.results.categories import TimeCategory
 from perfscope.results.rows import StragglerRow
-from perfscope.trace.trace import Bool, Float64, Int64
+from perfscope.trace.trace import Bool, Int64
 
 _LEAST: Final = 0.05
 """Share of the step by which its pauses are longer than the others' in a step, at least."""
@@ -70,7 +71,7 @@ def _pauser_in(name: str, result: AlignedJob, core_ns: Mapping[int, Int64]) -> S
     rank = max(longer, key=lambda rank: float(longer[rank].mean()))
     late = longer[rank] >= _LEAST * result.step_ns
     if not late.all() and set(core_ns) == set(result.partials):
-        late = longer[rank] - np.maximum(_over_others(core_ns, rank), 0.0) >= _LEAST * result.step_ns
+        late = longer[rank] - np.maximum(_over_others(core_ns)[rank], 0) >= _LEAST * result.step_ns
     lost_us = min(float(longer[rank].mean()), _waited_ns(result, rank)) / 1e3
     if late.mean() < _OFTEN or lost_us < _LEAST * result.step_ns / 1e3:
         return None
@@ -117,17 +118,18 @@ def _steady_in(name: str, row: StragglerRow, result: AlignedJob) -> StragglerRow
     )  # fmt: skip
 
 
-def _longer_ns(name: str, result: AlignedJob) -> dict[int, Float64]:
+def _longer_ns(name: str, result: AlignedJob) -> dict[int, Int64]:
     """Rank -> by how much it takes longer in a named place in each used step than the other ranks (median)."""
     paused = {}
     for rank, partial in result.partials.items():
         steps, used = partial.steps, partial.steps.indices_of(result.steps)
         named = partial.named_host.get(name, Intervals.empty())
-        paused[rank] = named.within(steps.host_start_ns[used], steps.host_end_ns[used]).astype(np.float64)
-    return {rank: _over_others(paused, rank) for rank in paused if len(paused) > 1}
+        paused[rank] = named.within(steps.host_start_ns[used], steps.host_end_ns[used])
+    return _over_others(paused)
 
 
-def _over_others(times_ns: Mapping[int, Int64 | Float64], rank: int) -> Float64:
-    """By how much a rank's times are longer than the others' (median), in each used step."""
-    others = np.median([each for other, each in times_ns.items() if other != rank], axis=0)
-    return np.asarray(times_ns[rank] - others, dtype=np.float64)
+def _over_others(times_ns: Mapping[int, Int64]) -> dict[int, Int64]:
+    """Rank -> by how much its times are longer than the others' (median), in each used step; empty of one rank."""
+    if len(times_ns) < _TWO:
+        return {}
+    return dict(zip(times_ns, over_others(np.stack([*times_ns.values()])), strict=True))
